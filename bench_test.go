@@ -191,7 +191,7 @@ func BenchmarkRefused(b *testing.B) {
 // BenchmarkAway is a key without stock while the store's breaker is open.
 func BenchmarkAway(b *testing.B) {
 	for name, policy := range map[string]reservoir.Option{
-		"closed": reservoir.WithFailClosed(), "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.1),
+		"closed": failClosed, "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.1),
 	} {
 		b.Run("policy="+name, func(b *testing.B) {
 			l, err := reservoir.New(silent{}, reservoir.PerHour(1_000), policy)

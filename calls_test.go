@@ -573,7 +573,7 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, allow(t, l, "k", 997).Allowed)
 		net.Next("sync", testnet.LoseRequest) // by which they go back
-		require.NoError(t, l.Settle(bg, r, 0))
+		require.NoError(t, l.Refund(bg, r))
 		r = allow(t, l, "k", 3)
 		require.False(t, r.Allowed)
 		assert.Less(t, r.Remaining, int64(3))
@@ -712,7 +712,7 @@ func TestWaiterHoardsNothing(t *testing.T) {
 				q := lineOf(t, all[1])
 				w := q.wait(wants)[0]
 				time.Sleep(time.Second)
-				require.NoError(t, all[0].Settle(context.Background(), sixty, 0))
+				require.NoError(t, all[0].Refund(context.Background(), sixty))
 				require.NoError(t, all[0].Close(context.Background()))
 				admitted := 0
 				for time.Now().Before(sixty.Reset.Add(-3 * time.Second)) {
@@ -856,7 +856,7 @@ func TestProbesAfterOthersHaveLeft(t *testing.T) {
 					stay := fleet(t, 3, net, limit, opt)
 					last := allow(t, stay[0], "k", 40)
 					exhaust(t, stay, "k")
-					require.NoError(t, stay[0].Settle(context.Background(), last, 0))
+					require.NoError(t, stay[0].Refund(context.Background(), last))
 					require.NoError(t, stay[0].Close(context.Background()))
 					before, calls, admitted := stats(stay...).Probes, net.Count(""), 0
 					end := last.Reset.Add(-window / 20)

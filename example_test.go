@@ -121,13 +121,13 @@ func ExampleLimiter_Close() {
 	// reservoir: limiter closed
 }
 
-func ExampleLimiter_Settle_nothing() {
+func ExampleLimiter_Refund() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))
 	ctx := context.Background()
 	r, _ := limiter.Allow(ctx, "user:42")
 	notModified := true // the response cost nothing
 	if notModified {
-		_ = limiter.Settle(ctx, r, 0)
+		_ = limiter.Refund(ctx, r)
 	}
 	r, _ = limiter.Check(ctx, "user:42")
 	fmt.Println(r.Remaining)
@@ -371,9 +371,9 @@ func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, 
 // Callers without stock get these answers while the store is away.
 func ExampleWithFailLocal() {
 	for _, failure := range []reservoir.Option{
-		reservoir.WithFailClosed(),   // by default: no decision
-		reservoir.WithFailOpen(),     // admit all
-		reservoir.WithFailLocal(0.1), // at most a tenth of the limit, in this process
+		reservoir.WithHooks(reservoir.Hooks{}), // no policy: no decision
+		reservoir.WithFailOpen(),               // admit all
+		reservoir.WithFailLocal(0.1),           // at most a tenth of the limit, in this process
 	} {
 		limiter, err := reservoir.New(awayStore{memstore.New()}, reservoir.PerHour(100),
 			failure,
@@ -483,7 +483,7 @@ func Example_errors() {
 
 	limiter.AllowN(ctx, "user:42", 100)
 	refused, _ := limiter.Allow(ctx, "user:42")
-	fmt.Println(limiter.Settle(ctx, refused, 0))
+	fmt.Println(limiter.Refund(ctx, refused))
 
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -7,21 +7,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
-// WithFailClosed, the default, makes requests without stock return a [*StoreError] while the store
-// is away: no decision was made. Under every policy, requests with stock notice nothing, because
-// their tokens are charged already.
-//
-// A Wait that the policy does not admit lasts until the store is back or its context ends; but if
-// the store rejects the call, which an operator must mend, the Wait returns the [*StoreError] at
-// once. After a few failed calls in a row a circuit breaker opens, one per shard if the store has
-// shards. While it is open, callers get the policy's answer at once, and a timer probes the shard
-// by calls that charge nothing.
-func WithFailClosed() Option {
-	return func(c *config) { c.failure = key.Policy{Mode: key.FailClosed} }
-}
-
-// WithFailOpen admits requests without stock while the store is away, so they have no limit then.
-// [WithFailClosed] says what all failure policies have in common.
+// WithFailOpen admits requests without stock while the store is away, so they have no limit then. By
+// default they get an error. The package comment says what failure policies have in common.
 func WithFailOpen() Option {
 	return func(c *config) { c.failure = key.Policy{Mode: key.FailOpen} }
 }
@@ -31,8 +18,7 @@ func WithFailOpen() Option {
 // before the outage. A share of less than one token admits nobody. That window is the store's, if
 // its end is known from an earlier reply; otherwise it is the calendar's period, or begins with the
 // first request and has the limit's length. It lasts until its end through any number of outages,
-// and the key stays in memory that long, so keys past [WithMaxKeys] get what [WithFailClosed] gives,
-// which also says what all failure policies have in common.
+// and the key stays in memory that long, so keys past [WithMaxKeys] get an error.
 //
 // When the store is back, it charges what WithFailLocal and [WithFailOpen] have admitted in a window
 // that it had named before, or in a period of the calendar, if that is still open; see

@@ -78,7 +78,7 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 // AllowEach asks limiter i of the group for cost[i] tokens of keys[i], such as 1 request,
 // 4,000 tokens of a model and 12,000 millionths of a dollar; a limiter whose cost is 0 is not
 // asked. If one limiter refuses, none is charged. A refusal from memory is found before
-// anything is spent, and tokens that others have charged go back. If
+// anything is spent, and tokens that others have charged go back as by [Group.Refund]. If
 // all have stock, AllowEach makes no store call and, for up to four limiters, no allocation.
 // If several must ask the store, up to 32 do so at the same time, so the caller waits for one
 // round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if costs or keys do not
@@ -402,7 +402,7 @@ func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) G
 	for j, l := range g.limiters {
 		paid := results[j]
 		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
-			guard.Log(func() { _ = l.Settle(context.WithoutCancel(ctx), paid, 0) })
+			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), paid) })
 		}
 		switch {
 		case j == i || !paid.Allowed:
@@ -440,14 +440,15 @@ func (r *Result) returned() {
 	r.of, r.charged = nil, 0
 }
 
+// Refund takes back what r was charged to every limit of the group; see [Limiter.Refund].
+func (g *Group) Refund(ctx context.Context, r GroupResult) error {
+	return g.Settle(ctx, r, make([]int64, len(g.limiters)))
+}
+
 // Settle corrects the charge of r to what its request has used of each limit; see
 // [Limiter.Settle]. A limit whose cost was 0 was not asked, and is not charged now; if the
-// cost is unknown, ask for 1. If used is nil, r has used nothing, and all of its tokens go back.
-// Settle tries all limits and joins their errors.
+// cost is unknown, ask for 1. Settle tries all limits and joins their errors.
 func (g *Group) Settle(ctx context.Context, r GroupResult, used []int64) error {
-	if used == nil {
-		used = make([]int64, len(g.limiters))
-	}
 	if len(used) != len(g.limiters) {
 		return g.mismatch(len(used), "costs")
 	}

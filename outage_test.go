@@ -69,8 +69,11 @@ type outcome struct {
 	admits, fails bool
 }
 
+// failClosed is the default, so it is an option that changes nothing.
+var failClosed = reservoir.WithHooks(reservoir.Hooks{})
+
 var failures = map[string]outcome{
-	"closed": {reservoir.WithFailClosed(), false, true},
+	"closed": {failClosed, false, true},
 	"open":   {reservoir.WithFailOpen(), true, false},
 	"local":  {reservoir.WithFailLocal(0.1), true, false},
 	"none":   {reservoir.WithFailLocal(0.001), false, false}, // less than a token
@@ -505,7 +508,7 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 			_, _ = l.Allow(bg, fmt.Sprint(i))
 		}
 		require.False(t, waits.answered())
-		require.NoError(t, l.Settle(bg, paid, 0))
+		require.NoError(t, l.Refund(bg, paid))
 		<-waits.done
 		assert.NoError(t, waits.err)
 		assert.True(t, waits.allowed)
@@ -516,7 +519,7 @@ func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
 func TestWaitLastsThroughAnOutage(t *testing.T) {
 	for name, opt := range everyPolicy() {
 		for _, f := range []testnet.Fault{testnet.Refuse, testnet.Hang, testnet.LoseRequest} {
-			for how, failure := range map[string]reservoir.Option{"closed": reservoir.WithFailClosed(), "local": reservoir.WithFailLocal(0)} {
+			for how, failure := range map[string]reservoir.Option{"closed": failClosed, "local": reservoir.WithFailLocal(0)} {
 				inBubble(t, fmt.Sprintf("%s/fault=%v/%s", name, f, how), func(t *testing.T) {
 					net := testnet.Far(rtt / 2)
 					l := open(t, net, reservoir.PerMinute(1000), opt, failure)
@@ -590,7 +593,7 @@ func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 			return s
 		}
 		assert.Equal(t, "...x..", answered())
-		require.NoError(t, l.Settle(context.Background(), four, 0))
+		require.NoError(t, l.Refund(context.Background(), four))
 		time.Sleep(3 * time.Second) // the next look at the circuit
 		assert.Equal(t, ".x.x.x", answered(), "four tokens came back")
 		time.Sleep(time.Until(four.Reset) + 3*time.Second)
@@ -658,7 +661,7 @@ func TestDebtIsOfItsWindow(t *testing.T) {
 							}
 							if extra := allow(t, l, "k", 1); extra.Allowed {
 								owed := l.Stats().Debt
-								require.NoError(t, l.Settle(bg, extra, 0))
+								require.NoError(t, l.Refund(bg, extra))
 								if extra.Source == reservoir.Local { // it pays for debt
 									admitted[reset] -= owed - l.Stats().Debt
 								}
@@ -807,7 +810,7 @@ func TestPeriodThatBeginsInAnOutage(t *testing.T) {
 						time.Sleep(time.Minute)
 					}
 					if unused := allow(t, l, "k", 1); unused.Allowed {
-						require.NoError(t, l.Settle(bg, unused, 0))
+						require.NoError(t, l.Refund(bg, unused))
 					}
 					if policy == "local" {
 						require.EqualValues(t, 40, byPolicy)
@@ -944,7 +947,7 @@ func withoutStock() map[string]reservoir.Option {
 func TestStoreThatIgnoresItsContext(t *testing.T) {
 	how := everyPolicy()
 	how["no room"] = reservoir.WithMaxKeys(0)
-	for what, policy := range map[string]reservoir.Option{"closed": reservoir.WithFailClosed(), "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.5)} {
+	for what, policy := range map[string]reservoir.Option{"closed": failClosed, "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.5)} {
 		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
 			s, heard := newStubborn(), new(states)
 			l := open(t, s, reservoir.PerHour(1000), opt, policy, heard.option())
@@ -1221,7 +1224,7 @@ func TestPanics(t *testing.T) {
 				assert.Less(t, time.Since(begin), time.Second)
 				cancel()
 			}
-			_ = survives(func() error { return l.Settle(bg, before, 0) })
+			_ = survives(func() error { return l.Refund(bg, before) })
 			synctest.Wait()
 			on.Store(false)
 			repair(t, l, net, "k", 1)

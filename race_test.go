@@ -159,7 +159,7 @@ func client(l *reservoir.Limiter, g *ledger, rnd *rand.Rand) {
 // all the same, and the tokens spent again by another.
 func refund(ctx context.Context, l *reservoir.Limiter, g *ledger, r reservoir.Result, n int64) {
 	before := l.Stats().Refunded
-	if err := l.Settle(ctx, r, 0); err != nil || l.Stats().Refunded > before {
+	if err := l.Refund(ctx, r); err != nil || l.Stats().Refunded > before {
 		g.note(r, -n)
 	}
 }
@@ -244,7 +244,7 @@ func countUnderFaults(t *testing.T, seed uint64, opt reservoir.Option) {
 				}
 				r, err := all[i%3].AllowN(bg, key, 1+n%7*n%2)
 				if err == nil && random.IntN(9) == 0 {
-					_ = all[i%3].Settle(bg, r, 0)
+					_ = all[i%3].Refund(bg, r)
 				}
 				time.Sleep(time.Duration(random.Int64N(int64(10 * time.Millisecond))))
 			}

@@ -21,15 +21,22 @@
 //
 // Over all processes, the tokens spent in a window of the store never exceed the limit
 // while the store keeps its data, even if calls are lost, late, repeated or reordered.
-// The exceptions are [Limiter.Settle] above the charge, and [WithFailOpen] and [WithFailLocal] in
-// an outage. A charged token is spent, handed back, or expires with its window, and
-// [Stats] counts it as one of these. A caller with stock at hand does no I/O and takes no
-// lock, except one caller per batch, which orders the next batch. Refusals make no store
-// call until the reset, except for an occasional probe. A crowd on one key shares one
-// call, and a caller is bounded by its own context.
+// [What may exceed a limit] lists the exceptions. A charged token is spent, handed back, or
+// expires with its window, and [Stats] counts it as one of these. A caller with stock at hand
+// does no I/O and takes no lock, except one caller per batch, which orders the next batch.
+// Refusals make no store call until the reset, except for an occasional probe. A crowd on one
+// key shares one call, and a caller is bounded by its own context.
 //
-// A window is fixed, so up to twice the limit may pass in an interval of a window's length
-// that straddles a reset. A limit that is [Limit.Rolling] holds in every interval.
+// # When the store is away
+//
+// Requests with stock notice nothing, because their tokens are charged already. Others get a
+// [*StoreError], or what [WithFailOpen] or [WithFailLocal] says. A Wait that the failure policy does
+// not admit lasts until the store is back or its context ends; but if the store rejects the
+// call, which an operator must mend, the Wait returns the error at once. After a few failed calls
+// in a row a circuit breaker opens, one per shard if the store has shards. While it is open, callers
+// get the policy's answer at once, and a timer probes the shard by calls that charge nothing.
+//
+// [What may exceed a limit]: https://github.com/go-reservoir/reservoir/blob/main/docs/choosing.md#what-may-exceed-a-limit
 package reservoir
 
 import (
@@ -375,8 +382,14 @@ func (l *Limiter) usable(ctx context.Context, key string) error {
 	return cmp.Or(ctx.Err(), l.validateKey(key))
 }
 
+// Refund takes back what r was charged, so that others can use it, after a request has
+// turned out to cost nothing. It is [Limiter.Settle] with 0 tokens used.
+func (l *Limiter) Refund(ctx context.Context, r Result) error {
+	return l.Settle(ctx, r, 0)
+}
+
 // Settle corrects the charge of r to used, the tokens that its request has really used.
-// Tokens charged above used go back: all of them if used is 0. Tokens used above the charge are charged now: from
+// Tokens charged above used go back. Tokens used above the charge are charged now: from
 // stock, and as debt if the stock has too little. Settle is never refused, does not wait,
 // and makes no store call of its own, because debt goes along with the next statement,
 // within a 20th of the window. So the limit can be exceeded, by no more than was used

@@ -61,7 +61,7 @@ func TestBadRequestsNeverReachTheStore(t *testing.T) {
 	}
 	_, err := l.Check(ctx, "")
 	assert.ErrorIs(t, err, reservoir.ErrKey)
-	assert.ErrorContains(t, l.Settle(ctx, reservoir.Result{}, 0), "another limiter")
+	assert.ErrorContains(t, l.Refund(ctx, reservoir.Result{}), "another limiter")
 	assert.Zero(t, net.Count(""))
 	assert.Zero(t, l.Stats().Taken)
 }
@@ -162,7 +162,7 @@ func TestResultsAgreeWithThemselves(t *testing.T) {
 						require.NoError(t, err)
 						requireFair(t, r, limit)
 						if round%7 == 0 && r.Allowed {
-							require.NoError(t, l.Settle(bg, r, 0))
+							require.NoError(t, l.Refund(bg, r))
 						}
 					}
 					if round%50 == 49 {
@@ -193,7 +193,7 @@ func TestKeyIsTheCallersBuffer(t *testing.T) {
 	full := open(t, memstore.New(), reservoir.PerHour(100), reservoir.WithMaxKeys(0))
 	r := allow(t, full, key, 10)
 	buffer[5] = '3'
-	require.NoError(t, full.Settle(bg, r, 0))
+	require.NoError(t, full.Refund(bg, r))
 	check, err := full.Check(bg, "user-2")
 	require.NoError(t, err)
 	assert.EqualValues(t, 100, check.Remaining)
@@ -437,7 +437,7 @@ func TestGroup(t *testing.T) {
 			}
 		})
 		assert.EqualValues(t, 776, passed.Load())
-		require.NoError(t, g.Settle(bg, first, nil))
+		require.NoError(t, g.Refund(bg, first))
 		net.OnKey("sick", testnet.LoseRequest)
 		_, err = g.AllowEach(bg, []int64{2, 2}, "wide", "sick")
 		require.ErrorIs(t, err, testnet.ErrCut)
@@ -543,9 +543,7 @@ func TestFaultsOfAGroup(t *testing.T) {
 						require.ErrorIs(t, err, reservoir.ErrOption)
 						_, err = reservoir.NewGroup(full, l).WaitEach(bg, bad, "k", "k")
 						require.ErrorIs(t, err, reservoir.ErrOption)
-						if bad != nil { // nothing was used
-							require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad), reservoir.ErrOption)
-						}
+						require.ErrorIs(t, reservoir.NewGroup(full, l).Settle(bg, reservoir.GroupResult{}, bad), reservoir.ErrOption)
 					}
 					r, err := reservoir.NewGroup(full, l).AllowEach(bg, []int64{1, 0}, "k", "")
 					require.True(t, err == nil && !r.Allowed, "a limit that costs nothing is not asked")
@@ -599,7 +597,7 @@ func TestGroupWithACostPerLimit(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 1, r.Limiter)
 			if !r.Allowed {
-				require.ErrorContains(t, g.Settle(bg, r, nil), "another limiter")
+				require.ErrorContains(t, g.Refund(bg, r), "another limiter")
 				break
 			}
 			used += 500
@@ -788,7 +786,7 @@ func TestGroupTellsOfEachLimit(t *testing.T) {
 				}
 				if last = r; !r.Allowed {
 					require.Equal(t, r.Result, r.Of(r.Limiter))
-					require.ErrorContains(t, g.Settle(bg, r, nil), "another limiter")
+					require.ErrorContains(t, g.Refund(bg, r), "another limiter")
 				}
 			}
 			used := make([]int64, 2+extra)

@@ -57,7 +57,7 @@ func (s settlement) test(t *testing.T, opt reservoir.Option, n int64) {
 	}
 
 	for range 3 { // too often
-		require.NoError(t, l.Settle(bg, r, 0))
+		require.NoError(t, l.Refund(bg, r))
 	}
 	if s.charged != "store" && s.known && !s.over && s.how != "no room" && n <= 100 {
 		time.Sleep(10 * time.Minute)
@@ -391,7 +391,7 @@ func TestResultHidesItsKey(t *testing.T) {
 		for _, format := range []string{"%v", "%+v", "%#v"} {
 			assert.NotContains(t, fmt.Sprintf(format, r), "nobody else")
 		}
-		require.NoError(t, l.Settle(bg, r, 0))
+		require.NoError(t, l.Refund(bg, r))
 		assert.EqualValues(t, 3, l.Stats().Refunded)
 	})
 }
@@ -500,11 +500,11 @@ func TestRefundReopensARefusedKey(t *testing.T) {
 		last := allow(t, a, "k", 1)
 		drain(t, a, "k", 1)
 		require.False(t, allow(t, b, "k", 1).Allowed)
-		require.NoError(t, a.Settle(ctx, last, 0))
+		require.NoError(t, a.Refund(ctx, last))
 		again := allow(t, a, "k", 1)
 		require.True(t, again.Allowed)
 		require.False(t, allow(t, a, "k", 1).Allowed)
-		require.NoError(t, a.Settle(ctx, again, 0))
+		require.NoError(t, a.Refund(ctx, again))
 		require.NoError(t, a.Close(ctx))
 		found := 0
 		for range 50 {
@@ -530,9 +530,9 @@ func TestRefundServesWaiters(t *testing.T) {
 		ended, cancel := context.WithCancel(bg)
 		cancel()
 		begin := time.Now()
-		if err := l.Settle(ended, r, 0); err != nil {
+		if err := l.Refund(ended, r); err != nil {
 			require.ErrorIs(t, err, context.Canceled)
-			require.NoError(t, l.Settle(bg, r, 0))
+			require.NoError(t, l.Refund(bg, r))
 		}
 		require.NoError(t, <-served)
 		assert.Zero(t, time.Since(begin))
@@ -561,9 +561,9 @@ func TestRefundGivesNothingTwice(t *testing.T) {
 			for n := range int64(8) {
 				r := allow(t, l, "k", 1+n)
 				require.True(t, r.Allowed)
-				_ = l.Settle(bg, r, 0)
+				_ = l.Refund(bg, r)
 				if f == testnet.Fine {
-					_ = l.Settle(bg, r, 0) // by mistake
+					_ = l.Refund(bg, r) // by mistake
 				}
 				both, err := g.Allow(bg, "k", "k")
 				require.NoError(t, err)
@@ -590,14 +590,14 @@ func TestRefundAfterEviction(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		require.Zero(t, l.Stats().Keys)
 		newer := allow(t, l, "k", 40)
-		require.NoError(t, l.Settle(bg, older, 0))
+		require.NoError(t, l.Refund(bg, older))
 		inUse := int64(70)
 		if name == "direct" {
 			inUse = 40
 		}
 		assert.Equal(t, inUse, used(t, net, "k")-l.Stats().Held)
-		require.NoError(t, l.Settle(bg, newer, 0))
-		require.NoError(t, l.Settle(bg, newer, 0))
+		require.NoError(t, l.Refund(bg, newer))
+		require.NoError(t, l.Refund(bg, newer))
 		assert.Equal(t, inUse-40, used(t, net, "k")-l.Stats().Held)
 		balance(t, l)
 	})
@@ -616,10 +616,10 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 				}
 				time.Sleep(d - 90*time.Second)
 				for range 10 {
-					require.NoError(t, l.Settle(bg, r, 0))
+					require.NoError(t, l.Refund(bg, r))
 				}
 				time.Sleep(10 * time.Minute)
-				require.NoError(t, l.Settle(bg, r, 0))
+				require.NoError(t, l.Refund(bg, r))
 				assert.EqualValues(t, 2, l.Stats().Refunded, looks)
 				balance(t, l)
 			}
@@ -690,7 +690,7 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 				require.Greater(t, used(t, net, "k"), int64(500))
 			}
 			require.NoError(t, all[0].Settle(bg, r, 20))
-			require.NoError(t, all[0].Settle(bg, r, 0), "which is too much by 480")
+			require.NoError(t, all[0].Refund(bg, r), "which is too much by 480")
 			net.Faults(nil)
 			time.Sleep(10 * time.Minute)
 			spent := stats(all...).Spent - all[0].Stats().Refunded - all[1].Stats().Refunded
@@ -710,11 +710,11 @@ func TestSettleOfAFallbackBeforeItsCharge(t *testing.T) {
 func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 	inBubbles(t, "", map[string]func(l *reservoir.Limiter) time.Duration{
 		"refunded": func(l *reservoir.Limiter) time.Duration {
-			require.NoError(t, l.Settle(bg, allow(t, l, "k", 60), 0))
+			require.NoError(t, l.Refund(bg, allow(t, l, "k", 60)))
 			return 20 * time.Millisecond
 		},
 		"refunded in a crowd": func(l *reservoir.Limiter) time.Duration {
-			crowd(60, func(int) { require.NoError(t, l.Settle(bg, allow(t, l, "k", 1), 0)) })
+			crowd(60, func(int) { require.NoError(t, l.Refund(bg, allow(t, l, "k", 1))) })
 			return 20 * time.Millisecond
 		},
 		"left": func(l *reservoir.Limiter) time.Duration {
@@ -726,7 +726,7 @@ func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 		"not short": func(l *reservoir.Limiter) time.Duration {
 			allow(t, l, "k", 1)
 			time.Sleep(30 * time.Second)
-			require.NoError(t, l.Settle(bg, allow(t, l, "k", 40), 0))
+			require.NoError(t, l.Refund(bg, allow(t, l, "k", 40)))
 			return 4 * time.Second
 		},
 	}, func(t *testing.T, name string, idle func(l *reservoir.Limiter) time.Duration) {
@@ -753,7 +753,7 @@ func TestReturnedTokensAreFoundByAll(t *testing.T) {
 		for _, l := range all[1:] {
 			drain(t, l, "k", 1)
 		}
-		require.NoError(t, all[0].Settle(bg, large, 0))
+		require.NoError(t, all[0].Refund(bg, large))
 		time.Sleep(3 * time.Second)
 		for i, l := range all[1:] {
 			require.Eventually(t, func() bool { return allow(t, l, "k", 1).Allowed }, 2*time.Second, 100*time.Millisecond, "process %d", i)

@@ -2,7 +2,7 @@ package backend
 
 import "time"
 
-// A store keeps a rolling limit in slices, a [Slices]th of the window each. It counts every
+// A store keeps a rolling limit in slices, of which a window has [Slices]. It counts every
 // token in the slice in which it is spent or, until it knows that, in the last one in which it
 // may be spent, until a window has passed since that slice's end. So at any time all tokens
 // that were spent in the last window are counted.

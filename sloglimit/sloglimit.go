@@ -35,7 +35,7 @@
 // answers with errors.
 //
 // No line holds a key. The text of an error comes from the transport or the server. It
-// may name an address, and holds no password or URL; see [backend.Error].
+// may name an address, and holds no password or URL; see [reservoir.StoreError].
 //
 // To log and count at the same time, use [reservoir.WithHooks] twice.
 package sloglimit

@@ -112,7 +112,7 @@ func (e *ears) use(s *redisstore.Store) {
 	_, err = l.Wait(ctx, canaryKey)
 	e.hear(err)
 	_, err = l.Check(ctx, canaryKey)
-	e.hear(err, l.Settle(ctx, reservoir.Result{}, 0))
+	e.hear(err, l.Refund(ctx, reservoir.Result{}))
 	_, err = l.AllowN(ctx, canaryKey, 101)
 	e.hear(err)
 	closing, stop := context.WithTimeout(e.t.Context(), 50*time.Millisecond)

@@ -30,7 +30,7 @@ const otherSlots = 5
 // It returns nil, or one error that joins all faults and names no user and no key. A part
 // for which errors.Is(part, [ErrUnverified]) holds is no fault, but something that could not
 // be checked: the eviction policy, if the user lacks the right to INFO. The other parts are
-// [backend.Error]s. The one whose Op is "listen" says that messages do not come: limits hold without
+// [*backend.Error] values. The one whose Op is "listen" says that messages do not come: limits hold without
 // them, but refusals may be early, and a Reset or Refresh elsewhere is seen late. Verify makes some
 // twenty calls for each server, one on a connection of its own, on a key of a random name
 // that is gone after half a minute, unless a right is missing. The client's timeouts bound each call, also if ctx ends.

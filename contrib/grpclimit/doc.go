@@ -28,7 +28,7 @@
 // A call that is not admitted ends with one of these statuses:
 //
 //	RESOURCE_EXHAUSTED   it found no tokens: retry after RetryInfo; its key is blocked if there is none
-//	UNAVAILABLE          the store is away and the policy is WithFailClosed, or the limiter is closed
+//	UNAVAILABLE          the store is away and no failure policy is set, or the limiter is closed
 //	INVALID_ARGUMENT     it costs more than the whole limit, its key is empty or too long, or
 //	                     ByMetadata finds several values
 //	DEADLINE_EXCEEDED,

@@ -102,7 +102,7 @@ func (s *Server) limit(ctx context.Context, c Call, run func() error) error {
 	}
 	err = run()
 	if s.Refund != nil && s.Refund(codeOf(err)) {
-		_ = s.Limiter.Settle(ctx, paid, 0)
+		_ = s.Limiter.Refund(ctx, paid)
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func TestRollingNeverOver(t *testing.T) {
 						switch {
 						case err != nil || !got.Allowed:
 						case draw(10) == 0:
-							_ = l.Settle(ctx, got, 0)
+							_ = l.Refund(ctx, got)
 						default:
 							mu.Lock()
 							for range n {

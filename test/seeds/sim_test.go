@@ -162,8 +162,11 @@ func (s *sim) drawLimit(name string) named {
 // berlin has days of 23 and 25 hours.
 var berlin, _ = time.LoadLocation("Europe/Berlin")
 
+// failClosed is the default, so it is an option that changes nothing.
+var failClosed = reservoir.WithHooks(reservoir.Hooks{})
+
 func (s *sim) options() []reservoir.Option {
-	failure := pickOf(s, reservoir.WithFailClosed(), reservoir.WithFailClosed(), reservoir.WithFailLocal(0.5), reservoir.WithFailOpen())
+	failure := pickOf(s, failClosed, failClosed, reservoir.WithFailLocal(0.5), reservoir.WithFailOpen())
 	opts := []reservoir.Option{
 		pickOf(s, reservoir.WithBatch(1, 0), reservoir.WithBatch(1, 0), reservoir.WithFixedBatch(1), reservoir.WithFixedBatch(10), reservoir.WithLadder(1, 50)),
 		failure,
