@@ -29,17 +29,18 @@ type Proxy struct {
 	addr string
 	wg   sync.WaitGroup // of all goroutines
 
-	mu       sync.Mutex // guards the fields below, except the counters
-	target   string
-	listener net.Listener // nil while connections are refused
-	links    map[*link]struct{}
-	rules    [pass]rule
-	unheard  int // messages to be lost
-	copies   copies
-	delay    time.Duration
-	gate     chan struct{} // closed when traffic may pass again; nil while it may
+	mu             sync.Mutex // guards the fields below, except the counters
+	target         string
+	listener       net.Listener // nil while connections are refused
+	links          map[*link]struct{}
+	rules          [pass]rule
+	unheard        int // messages to be lost
+	refusesKeyless bool
+	copies         copies
+	delay          time.Duration
+	gate           chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, repeated, lost, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, repeated, keyless, lost, delayed, held, heldBytes, cut atomic.Int64
 }
 
 // locked calls do with p.mu held.
@@ -286,6 +287,7 @@ func (p *Proxy) Refuse(on bool) {
 func (p *Proxy) Heal() {
 	p.t.Helper()
 	p.locked(func() { p.rules, p.copies, p.delay, p.unheard = [pass]rule{}, copies{}, 0, 0 })
+	p.RefuseKeyless(false)
 	p.Hold(false)
 	p.Refuse(false)
 }
@@ -406,7 +408,7 @@ func (l *link) request(data []byte) {
 		l.swallowing.Store(true) // before the server can reply
 		defer l.server.CloseWrite()
 	}
-	_, _ = l.server.Write(data) // if the server is gone, the other direction sees it too
+	_, _ = l.server.Write(l.proxy.withoutKeyless(data)) // if the server is gone, the other direction sees it too
 }
 
 // reply delivers a chunk to the client, or loses it, even if it belongs to the reply to

@@ -249,3 +249,32 @@ func TestLoseMessages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "heard", m.Payload)
 }
+
+// TestRefuseKeyless: of a pipeline it refuses the scripts that name no key, in their places.
+func TestRefuseKeyless(t *testing.T) {
+	_, proxy, client := setup(t)
+	one, sum := "return 1", redis.NewScript("return 1").Hash()
+	require.NoError(t, client.Eval(ctx, one, nil).Err(), "and Redis knows the script from here on")
+	ask := func() (errs []bool) {
+		replies, _ := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			p.Set(ctx, "eval", "*3\r\n$4\r\neval\r\n$1\r\n \r\n$1\r\n0\r\n", 0) // a value that looks like one
+			p.Eval(ctx, one, nil)
+			p.EvalSha(ctx, sum, []string{"k"}, 0)
+			p.EvalShaRO(ctx, sum, nil)
+			p.EvalRO(ctx, one, nil, 1)
+			p.Get(ctx, "eval")
+			return nil
+		})
+		for _, r := range replies {
+			errs = append(errs, r.Err() != nil)
+		}
+		return errs
+	}
+	require.Equal(t, make([]bool, 6), ask())
+	proxy.RefuseKeyless(true)
+	require.Equal(t, []bool{false, true, false, true, true, false}, ask())
+	require.EqualValues(t, 3, proxy.Keyless())
+	proxy.Heal()
+	require.Equal(t, make([]bool, 6), ask())
+	require.EqualValues(t, 3, proxy.Keyless())
+}
