@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -235,15 +236,17 @@ func (e *ears) test(ctx context.Context, process string) {
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
 	guard.Log(func() {
-		if err := e.store.hello(ctx, e.store.client, process); err != nil {
+		anyKey := rand.Text() // another one each time, because in a cluster its node may be away
+		if err := e.store.hello(ctx, e.store.client, anyKey, process); err != nil {
 			e.set(process, err)
 		}
 	})
 }
 
-// hello sends a process a message of kind Hearing, by a script.
-func (s *Store) hello(ctx context.Context, server redis.UniversalClient, process string) error {
-	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 {}')", nil, s.channel(process)).Err()
+// hello sends a process a message of kind Hearing, by a script. The script does not use the key, but
+// some services refuse a script that names none.
+func (s *Store) hello(ctx context.Context, server redis.UniversalClient, key, process string) error {
+	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 {}')", []string{keysOf(s.prefix, key)[0]}, s.channel(process)).Err()
 }
 
 // cut records that nobody hears anything, and why.

@@ -97,7 +97,7 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		state("a"), state("b"), state("a"),
 		ask(checkScript, tokens, length), ask(takeScript, 2, tokens, length, 0, 0, 0), ask(settleScript, -1, tokens),
 		ask(resetScript, tokens, length, 0, 0, 0), state("c"), // it deletes fields that are void
-		func() error { return s.hears(ctx, server) },
+		func() error { return s.hears(ctx, server, key) },
 	}
 	if s.cluster == nil { // a node of a cluster serves the keys of its own slots, and no others
 		for i := range otherSlots {
@@ -126,8 +126,8 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 }
 
 // hears returns an error if a message that a script sends does not come back on a connection to
-// the server.
-func (s *Store) hears(ctx context.Context, server redis.UniversalClient) error {
+// the server, which serves the key.
+func (s *Store) hears(ctx context.Context, server redis.UniversalClient, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*beat)
 	defer cancel()
 	process := "verify:" + rand.Text()
@@ -135,7 +135,7 @@ func (s *Store) hears(ctx context.Context, server redis.UniversalClient) error {
 	defer pubsub.Close()
 	_, err := pubsub.Receive(ctx)
 	if err == nil {
-		err = s.hello(ctx, server, process)
+		err = s.hello(ctx, server, key, process)
 	}
 	if err == nil {
 		_, err = pubsub.Receive(ctx)
