@@ -41,6 +41,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	runScripts(t, newStore)
 	for name, run := range map[string]func(t testing.TB, s backend.Store){
 		"Faults":          testFaults,
+		"Inspect":         testInspect,
 		"HostileKeys":     testHostileKeys,
 		"HostileClients":  testHostileClients,
 		"ContextOver":     testContextOver,

@@ -42,7 +42,7 @@ func testConcurrentSync(t testing.TB, s backend.Store) {
 		held.Add(b.syncAll(fmt.Sprint("client", i)))
 	})
 	equal(t, "held by all", held.Load(), b.limit.Tokens)
-	b.play("0s check -> remaining=0 window=60s")
+	b.play(fmt.Sprintf("0s check -> charged=%d remaining=0 window=60s", b.limit.Tokens))
 }
 
 // testConcurrentReset: in each window that a reset opens while many take, no more than

@@ -56,7 +56,7 @@ func testFaults(t testing.TB, s backend.Store) {
 		}
 	}
 	testFaultyCalls(t, b)
-	b.play("0s check -> remaining=10")
+	b.play("0s check -> charged=0 remaining=10")
 }
 
 // refused checks that err wraps want and is no failure of the store.
@@ -143,9 +143,9 @@ func testHostileKeys(t testing.TB, s backend.Store) {
 	}
 	for i, key := range list {
 		b.key = key
-		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 8-i%9))
-		b.play("0s settle -1 of=60s -> done")
-		b.play(fmt.Sprintf("0s check -> remaining=%d window=60s", 9-i%9))
+		b.play(fmt.Sprintf("0s check -> charged=%d remaining=%d window=60s", 2+i%9, 8-i%9))
+		b.play(fmt.Sprintf("0s settle -1 of=60s -> charged=%d", 1+i%9))
+		b.play(fmt.Sprintf("0s check -> charged=%d remaining=%d window=60s", 1+i%9, 9-i%9))
 	}
 }
 
@@ -184,5 +184,22 @@ func testContextOver(t testing.TB, s backend.Store) {
 			}
 		}
 	}
-	b.play("0s check -> remaining=5 window=60s")
+	b.play("0s check -> charged=5 remaining=5 window=60s")
+}
+
+// testInspect: an Inspector shows each client's account of the open window. The scripts say what is charged.
+func testInspect(t testing.TB, s backend.Store) {
+	inspector, ok := s.(backend.Inspector)
+	if !ok {
+		return
+	}
+	b := newBench(t, s, limit10)
+	_, err := inspector.Inspect(b.at(0), "")
+	refused(t, "inspect", err, backend.ErrKey)
+	equal(t, "no window", fmt.Sprint(must(inspector.Inspect(b.at(0), b.key))(t)), fmt.Sprint(backend.Contents{}))
+	b.play("0s take 2; 0s sync y want=3 need=3 exact; 0s sync x want=4 need=4 exact; 0s sync x of=60s granted=4 returned=1")
+	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(time.Second), b.key))(t)), fmt.Sprint(backend.Contents{
+		Window: b.end(far), Left: far - time.Second, Used: 8,
+		Clients: []backend.Account{{Client: "x", Granted: 4, Returned: 1}, {Client: "y", Granted: 3}},
+	}))
 }
