@@ -10,8 +10,8 @@
 //   - a Reset gives one limit more, and processes that have not heard of it may spend what they hold for up to T;
 //   - if the limit changes, the largest counts of those that a process may still know or have charged by;
 //   - a clock that jumps ahead by d lets d pass;
-//   - a clock that steps back may end a fixed window of whole seconds early, because such a window ends at a whole second,
-//     and may open one again that was forgotten.
+//   - a clock that steps back by more than the rest of a fixed window of whole seconds ends that early, because such a
+//     window ends at a whole second; it may open one again that was forgotten; and another window may get the same end.
 //
 // What Settle declares above a charge, and what a failure policy admits, is promised elsewhere: leave it out.
 //
@@ -36,9 +36,10 @@ import (
 type Spend struct {
 	Begin, End int64 // read just before and just after the call
 	Tokens     int64
-	Window     int64 // the end of its fixed window, as the result has it, Unix ms by the store's clock; 0 = unknown
-	Back       int64 // tokens that Refund or Settle gave back
-	BackAt     int64 // read just before that
+	Window     int64  // the end of its fixed window, as the result has it, Unix ms by the store's clock; 0 = unknown
+	Back       int64  // tokens that Refund or Settle gave back
+	BackAt     int64  // read just before that
+	By         string // whose call it was, for a report; the judge does not look at it
 }
 
 // Span is when something happened, at some moment from Begin to End.
@@ -142,52 +143,59 @@ func (v *Verdict) hold(f Finding) {
 	v.Over = append(v.Over, f)
 }
 
-// windows judges each window of a fixed limit. A name that is used again, after a step back, once its
-// window was forgotten is another window.
+// windows judges each window of a fixed limit.
 func (v *Verdict) windows(h History) {
 	list := slices.Clone(h.Spends)
 	slices.SortFunc(list, func(a, b Spend) int { return cmp.Or(cmp.Compare(a.Window, b.Window), cmp.Compare(a.Begin, b.Begin)) })
 	for len(list) > 0 {
-		n, end := 1, list[0].End
-		for n < len(list) && list[n].Window == list[0].Window && !h.again(end, list[n].Begin) {
-			end = max(end, list[n].End)
+		n := 1
+		for n < len(list) && list[n].Window == list[0].Window {
 			n++
 		}
 		if list[0].Window != 0 {
-			v.window(h, list[:n], end)
+			v.window(h, list[:n])
 		}
 		list = list[n:]
 	}
 }
 
-// again reports whether a window of which nothing was spent between two moments may be another one after them.
-func (h *History) again(from, to int64) bool {
-	for i := 1; i < len(h.Clock); i++ {
-		if c := h.Clock[i]; c.Ahead < h.Clock[i-1].Ahead && c.End-from >= forgotten && c.Begin <= to {
-			return true
-		}
+// window judges one window, or several if they have one name.
+func (v *Verdict) window(h History, spends []Spend) {
+	life := Span{spends[0].Begin, math.MinInt64}
+	for _, s := range spends {
+		life.End = max(life.End, s.End)
 	}
-	return false
-}
-
-// window judges one window.
-func (v *Verdict) window(h History, spends []Spend, end int64) {
-	first := spends[0].Begin
 	events := tokens(spends, 0)
-	for _, r := range h.Resets { // the new window may have the same end
-		if r.End+int64(h.Window) >= first && r.Begin <= end {
-			events = append(events, event{at: r.Begin, limits: 1})
+	again := func(at Span) { // another window may have got the name
+		if at.End >= life.Begin && at.Begin <= life.End {
+			events = append(events, event{at: at.Begin, limits: 1})
 		}
 	}
-	var full int
+	for _, r := range h.Resets {
+		again(Span{r.Begin, r.End + int64(h.Window)})
+	}
+	for i := 1; i < len(h.Clock); i++ {
+		if h.renames(h.Clock[i], h.Clock[i-1].Ahead, spends[0].Window) {
+			again(h.Clock[i].Span)
+		}
+	}
+	full := 0
 	sweep(events, func(at, got, limits int64) {
 		if limit := h.limit(at); got >= limit {
 			full = 1
-			v.hold(Finding{Rule: "in a window", From: first, To: at, Window: spends[0].Window, Got: got, May: limit * (1 + limits)})
+			v.hold(Finding{Rule: "in a window", From: life.Begin, To: at, Window: spends[0].Window, Got: got, May: limit * (1 + limits)})
 		}
 	})
 	v.Windows++
 	v.Full += full
+}
+
+// renames reports whether another window may get the name after a step: the window would last for more than a length
+// and so ends early, or it was forgotten and is not over any more.
+func (h *History) renames(now Setting, before, window int64) bool {
+	end := window * int64(time.Millisecond)
+	from, to := now.End+before, now.Begin+now.Ahead
+	return to < end-int64(h.Window) || to < end && from >= end+forgotten
 }
 
 // ends judges whether tokens were spent after their window. A result has its end in whole milliseconds.
@@ -196,13 +204,13 @@ func (v *Verdict) ends(h History) {
 		return
 	}
 	for _, s := range h.Spends {
-		ahead := int64(math.MaxInt64) // the least that a process may know
+		ahead := int64(math.MaxInt64) // the least that the store has shown, or that a process may know
 		for i, c := range h.Clock {
 			until := int64(math.MaxInt64)
 			if i+1 < len(h.Clock) {
 				until = h.Clock[i+1].End
 			}
-			if c.Begin <= s.Begin && until >= s.Begin-int64(h.Window) {
+			if c.Begin <= s.End && until >= s.Begin-int64(h.Window) {
 				ahead = min(ahead, c.Ahead)
 			}
 		}
