@@ -50,13 +50,18 @@ test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=
 	go list -race -test -export $(PACKAGES) >/dev/null # compiles, but not beside tests whose servers must not wait
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
 
+# What was measured goes into the tables of README.md and docs/performance.md.
+TABLES = go test -count=1 -run='^TestTablesOfResults$$' ./docs -update
+
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, a chart in test/results. SIZE=full or quick.
 	cd test/bench && go test -count=1 -timeout=45m -run='^TestPeers$$' -size=$(SIZE) -results=../results
+	$(TABLES)
 
 .PHONY: cases
 cases: redis ## Measure README's table, beside a call per request: ten minutes, or five with SIZE=quick.
 	cd test/bench && go test -count=1 -timeout=45m -run='^TestCases$$' -size=$(SIZE) -results=../results
+	$(TABLES)
 
 .PHONY: picture
 picture: redis ## Record the demo for a minute, and draw README's picture of it.

@@ -1,53 +1,87 @@
 package docs_test
 
 import (
+	"flag"
+	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// Above a table of measured figures a comment says where they stand: the file in test/results,
-// the name of the section there, and the columns. A column that follows another one is named
-// by both:
+var update = flag.Bool("update", false, "write the tables of measured figures anew")
+
+// Above a table of measured figures a comment says where they stand in test/results. It names a
+// file, a section of it, and columns, where a column that follows another one is named by both:
 //
 //	<!-- peers.txt, global: calls, calls > highest, p99.9 -->
-var sourced = regexp.MustCompile(`(?m)^<!-- ([a-z]+\.txt), ([^:]+): (.*) -->\n((?:\|.*\n)+)`)
+//
+// Or it names a file that begins with whole tables, and the number of one:
+//
+//	<!-- cases.txt, table 1 -->
+var sourced = regexp.MustCompile(`(?m)^<!-- ([a-z]+\.txt), (?:table (\d+)|([^:\n]+): (.*)) -->\n((?:\|.*\n)+)`)
 
-// Each row of such a table has the figures of the row with the same name, to the digit.
+// The tables of all pages have the measured figures, to the digit. After a measurement
+//
+//	go test ./docs -run=TestTablesOfResults -update
+//
+// writes them anew. They keep their headers, the order of their rows, and what is bold.
 func TestTablesOfResults(t *testing.T) {
 	results, seen := files(t, ".txt"), 0
-	for page, text := range documents(t) {
-		for _, m := range sourced.FindAllStringSubmatch(text, -1) {
+	for page, text := range files(t, ".md") {
+		want := sourced.ReplaceAllStringFunc(text, func(found string) string {
 			seen++
-			header, rows := section(results["test/results/"+m[1]], m[2])
-			require.NotEmpty(t, rows, "%s: %s has no section %s", page, m[1], m[2])
-			var columns []int
-			for name := range strings.SplitSeq(m[3], ", ") {
-				first, then, _ := strings.Cut(name, " > ")
-				i := slices.Index(header, first)
-				require.GreaterOrEqual(t, i, 0, "%s: %s has no column %s", page, m[2], first)
-				for then != "" && header[i] != then {
-					i++
-				}
-				columns = append(columns, i)
+			m := sourced.FindStringSubmatch(found)
+			comment, source := strings.SplitAfter(found, "\n")[0], results["test/results/"+m[1]]
+			if m[2] == "" {
+				return comment + tableOf(t, source, m[3], strings.Split(m[4], ", "), m[5])
 			}
-			for line := range strings.Lines(strings.SplitN(m[4], "\n", 3)[2]) {
-				cells := strings.Split(strings.Trim(line, "| \n"), " | ")
-				name := strings.Trim(cells[0], "*`")
-				i := slices.IndexFunc(rows, func(r []string) bool { return r[0] == name })
-				require.GreaterOrEqual(t, i, 0, "%s: %s has no row %s", page, m[2], name)
-				var want []string
-				for _, c := range columns {
-					want = append(want, rows[i][c])
-				}
-				require.Equal(t, want, cells[1:], "%s: %s: %s", page, m[2], name)
-			}
+			n, err := strconv.Atoi(m[2])
+			require.NoError(t, err)
+			return comment + strings.Split(source, "\n\n")[n-1] + "\n"
+		})
+		if *update && want != text {
+			require.NoError(t, os.WriteFile(page, []byte(want), 0o666))
+			continue
 		}
+		require.Equal(t, want, text, page)
 	}
 	require.NotZero(t, seen)
+}
+
+// tableOf returns the table with the figures of a section. A figure and its unit stay on a line.
+func tableOf(t *testing.T, source, name string, columns []string, table string) string {
+	header, rows := section(source, name)
+	require.NotEmpty(t, rows, "no section %s", name)
+	lines := strings.SplitAfter(table, "\n")
+	text := lines[0] + lines[1]
+	for _, line := range lines[2 : len(lines)-1] {
+		first := strings.Split(strings.Trim(line, "| \n"), " | ")[0]
+		i := slices.IndexFunc(rows, func(r []string) bool { return r[0] == strings.Trim(first, "*") })
+		require.GreaterOrEqual(t, i, 0, "%s has no row %s", name, first)
+		text += "| " + first
+		for _, column := range columns {
+			text += " | " + strings.ReplaceAll(rows[i][position(t, header, column)], " ", "\u00a0")
+		}
+		text += " |\n"
+	}
+	return text
+}
+
+// position returns where a column is, or the one after it that is also named.
+func position(t *testing.T, header []string, column string) int {
+	first, then, _ := strings.Cut(column, " > ")
+	i := slices.Index(header, first)
+	require.GreaterOrEqual(t, i, 0, "no column %s", first)
+	if then == "" {
+		return i
+	}
+	j := slices.Index(header[i:], then)
+	require.GreaterOrEqual(t, j, 0, "no column %s", column)
+	return i + j
 }
 
 var gap = regexp.MustCompile(` {3,}`)
@@ -73,12 +107,4 @@ func section(text, name string) (header []string, rows [][]string) {
 		rows = append(rows, gap.Split(line, -1))
 	}
 	return header, rows
-}
-
-// README.md and docs/performance.md have the tables that the last measurement wrote for them.
-func TestTablesOfCases(t *testing.T) {
-	all, cases := documents(t), files(t, "cases.txt")["test/results/cases.txt"]
-	for i, page := range []string{"README.md", "docs/performance.md"} {
-		require.Contains(t, all[page], "\n\n"+strings.Split(cases, "\n\n")[i]+"\n\n")
-	}
 }

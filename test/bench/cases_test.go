@@ -2,6 +2,7 @@ package bench
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 	"github.com/go-reservoir/reservoir/internal/chance"
@@ -65,6 +67,41 @@ func (s shared) steadyOf(r told, begin time.Time) steady {
 		}
 	}
 	return y
+}
+
+// A request counts at its beginning, from the first window that counts to the last.
+func TestSteady(t *testing.T) {
+	s, begin := shared{limit: reservoir.PerSecond(1), warm: 1, windows: 2}, time.Now()
+	var r told
+	for ms := range int64(4000) {
+		r.Answers = append(r.Answers, answer{Begin: begin.UnixNano() + ms*1e6, Took: time.Duration(ms), Failed: ms%10 == 0})
+	}
+	y := s.steadyOf(r, begin)
+	require.Equal(t, []int64{1800, 200}, []int64{y.requests, y.failed})
+	require.InDelta(t, 2000, y.latency.Quantile(0.5), 20)
+}
+
+// What a sample says is what the store has charged and nobody has spent, which is what a crash
+// costs.
+func TestHeldIsLostByACrash(t *testing.T) {
+	const asked = 300
+	store, ctx := memstore.New(), t.Context()
+	l := openLimiter(store, reservoir.PerMinute(1000))
+	defer l.Close(context.Background())
+	for range asked {
+		r, err := l.Allow(ctx, "k")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+	}
+	var h held
+	require.Eventually(t, func() bool { // a fetch ahead of need may be under way
+		h = held{}
+		h.sample(l)
+		c, err := store.Inspect(ctx, "k")
+		return err == nil && h.Tokens == c.Used-asked
+	}, 10*time.Second, time.Millisecond)
+	require.Positive(t, h.Tokens)
+	require.Equal(t, h.Tokens, h.Most, "of the only user")
 }
 
 // caseLine is what came of a case.
@@ -167,9 +204,9 @@ func took(q float64) func(l caseLine) string {
 		case calls == 0:
 			return "memory"
 		case calls == 1:
-			return "a call"
+			return "a\u00a0call"
 		default:
-			return fmt.Sprintf("%.0f calls", calls)
+			return fmt.Sprintf("%.0f\u00a0calls", calls)
 		}
 	}
 }
@@ -220,7 +257,7 @@ func caseTables(all []caseLine) string {
 // firstPage is the table of the first page, with two digits. A cell has the figures of the
 // fewest and of the most processes.
 func firstPage(all []caseLine) string {
-	rows := [][]string{{"", "Redis calls for 100 requests", "calls, 1.5 × the limit", "median", "99.9 %", "most held by a process"}}
+	rows := [][]string{{"your limit", "Redis calls for 100 requests", "calls at 1.5 × the limit", "median", "99.9 %", "most held by a process"}}
 	for _, s := range cases {
 		ours := linesOf(all, s.name, ourSharer, usual)
 		rows = append(rows, []string{"**" + s.name + "**", pair(ours, callsFor100), pair(linesOf(all, s.name, ourSharer, overload), callsFor100),
@@ -232,12 +269,17 @@ func firstPage(all []caseLine) string {
 			calling = append(calling, l)
 		}
 	}
-	rows = append(rows, []string{"a call for each request (redis_rate)", "100 / 100", "100 / 100", ranges(calling, 0.5), ranges(calling, 0.999), "0 / 0"})
-	return written.ReplaceAllStringFunc(markdown(rows), twoDigits)
+	rows = append(rows, []string{"a call for each request (redis_rate)", "100" + slash + "100", "100" + slash + "100", ranges(calling, 0.5), ranges(calling, 0.999), "0" + slash + "0"})
+	for _, row := range rows[1:] {
+		for i := range row[1:] {
+			row[i+1] = number.ReplaceAllStringFunc(row[i+1], twoDigits)
+		}
+	}
+	return markdown(rows)
 }
 
-// written is a number that stands in a cell with others, and its unit.
-var written = regexp.MustCompile(`\d+(\.\d+)? (?:µs|ms|s|%)|\d+\.\d+`)
+// number is a figure of a cell, with its unit.
+var number = regexp.MustCompile(`\d+(\.\d+)?( (µs|ms|s|%))?`)
 
 // twoDigits rounds a figure, and keeps it on one line with its unit.
 func twoDigits(figure string) string {
@@ -255,7 +297,7 @@ func twoDigits(figure string) string {
 
 func TestTwoDigits(t *testing.T) {
 	for figure, want := range map[string]string{
-		"0.033": "0.033", "29.3": "29", "99.6": "100", "6.51": "6.5", "2.10 µs": "2.1\u00a0µs", "132 µs": "130\u00a0µs", "0 %": "0\u00a0%", "655 µs": "660\u00a0µs", "5.00 %": "5\u00a0%",
+		"0.033": "0.033", "29.3": "29", "99.6": "100", "6.51": "6.5", "2.10 µs": "2.1\u00a0µs", "132 µs": "130\u00a0µs", "0 %": "0\u00a0%", "655 µs": "660\u00a0µs", "5.00 %": "5\u00a0%", "0": "0",
 	} {
 		require.Equal(t, want, twoDigits(figure))
 	}
@@ -263,7 +305,7 @@ func TestTwoDigits(t *testing.T) {
 
 // besideCalls is a table of all cases beside a call for each request.
 func besideCalls(all []caseLine, demand float64) string {
-	rows := [][]string{{"", "Redis calls for 100 requests", "median", "a call's", "99.9 %", "a call's", "most held by a process"}}
+	rows := [][]string{{"limit", "Redis calls for 100 requests", "median", "of a call", "99.9 %", "of a call", "most held by a process"}}
 	for _, s := range cases {
 		ours, calls := linesOf(all, s.name, ourSharer, demand), linesOf(all, s.name, callingSharer, demand)
 		rows = append(rows, []string{s.name, pair(ours, callsFor100), pair(ours, took(0.5)), pair(calls, took(0.5)),
@@ -288,7 +330,7 @@ func pair(lines []caseLine, say func(l caseLine) string) string {
 	for _, l := range lines {
 		all = append(all, say(l))
 	}
-	return cmp.Or(strings.Join(all, " / "), "–")
+	return cmp.Or(strings.Join(all, slash), "–")
 }
 
 // ranges writes, for each number of processes, the lowest and the highest of a quantile.
@@ -303,10 +345,16 @@ func ranges(lines []caseLine, q float64) string {
 		for _, l := range lines[:fleet] {
 			times = append(times, l.latency.Quantile(q))
 		}
-		all, lines = append(all, table.Duration(slices.Min(times))+"–"+table.Duration(slices.Max(times))), lines[fleet:]
+		low, high := table.Duration(slices.Min(times)), table.Duration(slices.Max(times))
+		if number, unit, _ := strings.Cut(low, " "); strings.HasSuffix(high, " "+unit) {
+			low = number
+		}
+		all, lines = append(all, low+"–"+high), lines[fleet:]
 	}
-	return strings.Join(all, " / ")
+	return strings.Join(all, slash)
 }
+
+const slash = "\u00a0/ " // before which no line breaks
 
 func markdown(rows [][]string) string {
 	var b strings.Builder

@@ -126,12 +126,16 @@ func (p panel) axis(c *canvas) {
 	c.text(left-6, p.bottom+5, "", "end", "0")
 }
 
-// stack draws the bar of a sample, whose parts are in a second. A sample is about a second long.
+// stack draws the bar of a sample, by the second. A sample is about a second long, but the last
+// one may be too short for a bar.
 func (p panel) stack(c *canvas, from, to float64, parts []int64, classes []string) {
+	if to-from < 0.1 {
+		return
+	}
 	x, w := p.x(from), p.x(to)-p.x(from)-1
 	sum := 0.0
 	for i, part := range parts {
-		next := sum + float64(part)/max(to-from, 0.1)
+		next := sum + float64(part)/(to-from)
 		next = min(next, p.most)
 		c.rect(x, p.y(next), max(w, 1), p.y(sum)-p.y(next), classes[i])
 		sum = next
