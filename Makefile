@@ -72,6 +72,21 @@ picture: redis ## Record the demo for a minute, and draw README's picture of it.
 fleet: ## Simulate fleets of processes: a table and a chart in test/results. SEED=1.
 	cd test/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
+# ROWS is a list of patterns such as 20/60,3/*/bursts. KEEP=1 writes the table that later ones
+# are compared with.
+ROWS := all
+KEEP :=
+.PHONY: everyday
+everyday: ## Simulate the limits that most people have, beside the committed table. ROWS=all KEEP=1.
+	cd test/fleet && go test -count=1 -timeout=1h -run='^TestEveryday$$' -everyday='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/everyday.txt)
+
+# AGAINST is a commit, by default the last tag. REMARK is for the head of the table.
+AGAINST :=
+REMARK  :=
+.PHONY: cost
+cost: redis ## Measure what calls cost, in turns with another commit. SIZE=full or quick. AGAINST=v0.1.0.
+	cd test/cost && go test -count=1 -timeout=1h -run='^TestCost$$' -size=$(SIZE) -against='$(AGAINST)' -remark='$(REMARK)' -results=../results
+
 .PHONY: torture
 torture: redis cc ## Break servers, networks and processes at random, twice for T=10m, and judge; then run the other long tests.
 	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
