@@ -12,6 +12,8 @@ FUZZTIME := 30s
 SEED     := 1
 T        := 10m
 SIZE     := full
+STATES   := 200000000
+SCOPE    := -clients=3 -tokens=3 -sends=3
 M        := internal/account
 
 # SERVER=DIR is the directory of another redis-server, of another version for example.
@@ -94,6 +96,11 @@ torture: redis cc ## Break servers, networks and processes at random, twice for 
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	go test -count=1 -timeout=0 -run='^(TestIdleKeysLeave|TestCommonReset|TestWaitersOfAllKeys|TestRecovery)$$' . -large
 	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000
+
+# Each state takes about 12 bytes, for its hash. SCOPE also takes -times and -seed.
+.PHONY: search
+search: ## Look at every order of calls and faults in a small scope, for T=10m and up to STATES states.
+	cd test/search && go test -count=1 -timeout=0 -v -run='^TestLong$$' -states=$(STATES) -within=$(T) $(SCOPE)
 
 # M is a directory of one package. The timeout is generous, because a mutant that loops must
 # end and a busy machine must not kill one.

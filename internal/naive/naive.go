@@ -79,11 +79,10 @@ func (l *Log) Drop(now int64, owner int, w Window, count int64) error {
 // over judges the first law after a token of w was spent: w, and the time around, saw at most the limit spent, and one
 // more for each loss of the store. A Reset lets others spend what they still hold, so it adds one to the time, but none to w.
 func (l *Log) over(now int64, w Window) error {
-	from, until := w.Begin, w.End
+	from, until, own, all := w.Begin, w.End, int64(0), int64(0)
 	if l.Rolls > 0 {
 		from, until = now-l.Rolls+1, now+1
 	}
-	var own, all int64
 	for _, t := range l.List {
 		if t.State == Spent && t.At >= from && t.At < until {
 			all += t.Count
@@ -126,10 +125,11 @@ func since(times []int64, from int64) int64 {
 
 // move gives t another state.
 func (l *Log) move(t Tokens, to State, at int64) error {
-	if err := l.add(Tokens{t.Owner, t.Window, t.State, t.At, -t.Count}); err != nil {
-		return err
+	err := l.add(Tokens{t.Owner, t.Window, t.State, t.At, -t.Count})
+	if err == nil {
+		err = l.add(Tokens{t.Owner, t.Window, to, at, t.Count})
 	}
-	return l.add(Tokens{t.Owner, t.Window, to, at, t.Count})
+	return err
 }
 
 // add adds t to the list, or takes as many from it if t.Count is negative.

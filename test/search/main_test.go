@@ -1,0 +1,9 @@
+package search
+
+import (
+	"testing"
+
+	"github.com/go-reservoir/reservoir/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }

@@ -1,0 +1,178 @@
+// Package search looks at all that can happen to one key of a store in a small scope: every order of statements, with
+// requests and replies that are lost, repeated and late, give-backs, refunds and overruns, clients that are killed, time
+// that passes, Resets, and a store that loses its data. The code that is judged is the real one: the store's rules and the
+// client's account. The judge is the model of internal/naive, which knows nothing of them.
+//
+// States that differ by the clients' names only are one.
+package search
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+var (
+	states  = flag.Int("states", 0, "how many `states` of each kind of limit TestLong looks at, at most; 0 = none")
+	within  = flag.Duration("within", 8*time.Hour, "how `long` it does so at most")
+	clients = flag.Int("clients", 3, "how many clients it has, at most 3")
+	tokens  = flag.Int64("tokens", 3, "its limit")
+	sends   = flag.Int("sends", 3, "how many statements each client makes")
+	times   = flag.Int("times", 2, "how often each kind of fault happens at most, but for a loss of the store, which happens once")
+	seed    = flag.Uint64("seed", 1, "of the order in which it looks, which matters if it does not see all")
+)
+
+// everything may happen once.
+var everything = budget{lost: 1, repeats: 1, kills: 1, resets: 1, losses: 1, ledgers: 1, returns: 1, refunds: 1, debts: 1}
+
+// ofWindows is a scope of a fixed limit. Its instants are a little before and after the ends of windows that open at earlier ones.
+func ofWindows(most budget, instants ...time.Duration) *scope {
+	if instants == nil {
+		instants = []time.Duration{0, 1100, 2198, 2202, 3301}
+	}
+	return &scope{limit: backend.Limit{Tokens: 2, Window: 2200 * time.Millisecond}, clients: 2, wants: []int64{0, 2}, sends: 2, most: most, instants: milliseconds(instants)}
+}
+
+// ofSlices is a scope of a rolling limit. A slice lasts 100 ms, and a lease 700 to 800.
+func ofSlices(most budget, instants ...time.Duration) *scope {
+	if instants == nil {
+		instants = []time.Duration{0, 750, 2090, 2110, 2810}
+	}
+	most.ledgers = 0 // it is lost with all else
+	c := ofWindows(most, instants...)
+	c.limit = backend.Limit{Tokens: 2, Window: 2 * time.Second}.Rolling()
+	return c
+}
+
+func milliseconds(list []time.Duration) (all []time.Duration) {
+	for _, n := range list {
+		all = append(all, n*time.Millisecond)
+	}
+	return all
+}
+
+// TestSearch looks at all states of small scopes, and at a part of those in which everything may happen.
+func TestSearch(t *testing.T) {
+	for name, c := range map[string]*scope{
+		"fixed":   ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2202),
+		"rolling": ofSlices(budget{lost: 1}, 0, 790, 2801),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := c.deep(1e9, time.Now().Add(time.Hour))
+			t.Log(all)
+			require.NoError(t, all.err)
+			assert.True(t, all.whole)
+			if c = ofWindows(everything); name == "rolling" {
+				c = ofSlices(everything)
+			}
+			some := c.deep(310_000-all.states, time.Now().Add(time.Hour))
+			t.Log(some)
+			require.NoError(t, some.err)
+			for kind, n := range some.seen {
+				assert.True(t, n > 0 || kind == int(loseLedger) && c.limit.Rolls, "never happened: %s", kindNames[kind])
+			}
+		})
+	}
+}
+
+// TestLong is TestSearch with the scope that its flags say, for a night.
+func TestLong(t *testing.T) {
+	if *states == 0 {
+		return
+	}
+	n := int8(*times)
+	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n}
+	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofSlices(most)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.clients, c.limit.Tokens, c.sends, c.wants, c.seed = *clients, *tokens, *sends, []int64{0, 1, *tokens}, *seed
+			r := c.deep(*states, time.Now().Add(*within))
+			t.Log(r)
+			require.NoError(t, r.err)
+		})
+	}
+}
+
+// TestPlanted: the search finds each fault, by a schedule that a reader can follow.
+func TestPlanted(t *testing.T) {
+	for _, row := range []struct {
+		fault fault
+		fixed *scope
+		rolls *scope
+	}{
+		{doubledRecovery, ofWindows(budget{lost: 1}), ofSlices(budget{lost: 1})},
+		{lostCharged, ofWindows(budget{lost: 1, returns: 1}), ofSlices(budget{lost: 1, returns: 1})},
+		{returnedTwice, ofWindows(budget{returns: 1}), ofSlices(budget{returns: 1})},
+		{early, ofWindows(budget{}), ofSlices(budget{}, 0, 790, 2710)},
+		{notReasserted, ofWindows(budget{losses: 1}), ofSlices(budget{losses: 1})},
+		{refundedTwice, ofWindows(budget{refunds: 1}), ofSlices(budget{refunds: 1})},
+		{wrongWindow, ofWindows(budget{returns: 1, repeats: 1}), ofSlices(budget{refunds: 1})},
+	} {
+		for _, c := range []*scope{row.fixed, row.rolls} {
+			t.Run(fmt.Sprintf("%s rolling=%v", row.fault, c.limit.Rolls), func(t *testing.T) {
+				c.fault = row.fault
+				r := c.wide(200_000)
+				t.Log(r)
+				assert.Error(t, r.err)
+			})
+		}
+	}
+}
+
+// TestKnown has the shortest schedules that the code is known not to withstand. What mends one deletes its row, and what
+// keeps it out of the other tests: scope.wrong, and in ofWindows an instant that is the very end of a window.
+func TestKnown(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		scope *scope
+		err   string
+		last  string
+	}{
+		{
+			"a late copy of a client's first statement voids the account that it has by then", ofSlices(budget{repeats: 1}, 0),
+			"client 0 holds 1 tokens that are void, though the store has kept its data", "a late statement arrives",
+		},
+		{
+			"what was void by a Reset is carried over in the last millisecond of its window", ofWindows(budget{resets: 1}, 0, 2200),
+			"at rest 0 tokens of {1000002200000 1000004400000 0} are free, and 1 should be", "b hears: 1 granted",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := row.scope
+			c.known, c.wants = true, []int64{0, 1}
+			r := c.wide(200_000)
+			t.Log(r)
+			require.ErrorContains(t, r.err, row.err)
+			assert.Contains(t, r.trace[len(r.trace)-1], row.last)
+		})
+	}
+}
+
+// TestReduction: to leave out orders of actions that commute leaves out no state in which nobody waits.
+func TestReduction(t *testing.T) {
+	for name, c := range map[string]*scope{
+		"fixed":   ofWindows(budget{lost: 1, repeats: 1, resets: 1}, 0, 2198, 2202),
+		"rolling": ofSlices(budget{lost: 1, repeats: 1, losses: 1}, 0, 790, 2801),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.sends = 1
+			some := *c
+			some.quiet = make(map[uint64]bool)
+			less := some.deep(1e9, time.Now().Add(time.Hour))
+			all := *c
+			all.quiet, all.plain = make(map[uint64]bool), true
+			more := all.deep(1e9, time.Now().Add(time.Hour))
+			t.Logf("%d states for %d, %d and %d of them quiet", less.states, more.states, len(some.quiet), len(all.quiet))
+			assert.True(t, less.whole && more.whole)
+			assert.True(t, maps.Equal(all.quiet, some.quiet))
+		})
+	}
+}
