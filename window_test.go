@@ -1453,6 +1453,21 @@ func TestChangeOfKind(t *testing.T) {
 	}
 }
 
+// TestRollingSettleOfAForgottenKey: the key was refused when it was forgotten, and that refusal has ended since.
+func TestRollingSettleOfAForgottenKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New(), reservoir.PerMinute(3).Rolling(), reservoir.WithIdle(time.Second))
+		r := allow(t, l, "k", 3)
+		refused, err := l.Allow(bg, "k")
+		require.NoError(t, err)
+		require.False(t, refused.Allowed)
+		time.Sleep(90 * time.Second)
+		require.Zero(t, l.Stats().Keys, "it is forgotten")
+		require.NoError(t, l.Settle(bg, r, 1))
+		require.EqualValues(t, 2, l.Stats().Refunded)
+	})
+}
+
 // TestRollingSilent: a process that has fallen silent soon keeps no tokens that another one is
 // refused, and makes no calls for them.
 func TestRollingSilent(t *testing.T) {

@@ -44,6 +44,7 @@ func (k *Key) Retire(ifLeft bool) {
 		if k.use != nil {
 			k.use.timer.Stop()
 		}
+		k.allow() // or a late Settle would find a denial that ends, without a lease
 		k.leaveWindow()
 		e.Counts.overdraw(k.fallback.dropPending())
 		k.lease.Store(nil)
