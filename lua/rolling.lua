@@ -423,6 +423,7 @@ if want > 0 and rest + recovered >= least then
     if peers < 1 then peers = 1 end
     local part = floor(limit / peers)
     local base, free = max(min(floor(part / 3), max(5, floor(part / 20))), floor(part / 12)), rest + floor(idle / 6)
+    if limit < 15 then base = min(part, 1) end           -- it has no room for three batches of five
     if pace > part then
       base = max(base, min(floor(part / 6), 100))
     else
