@@ -335,9 +335,11 @@ func ExampleUnlimited() {
 	var planOf atomic.Pointer[map[string]string] // user → plan
 	planOf.Store(&map[string]string{"user:1": "free", "user:2": "enterprise"})
 
-	limiter, err := reservoir.New(memstore.New(), plans["free"], reservoir.WithLimits(func(key string) reservoir.Limit {
-		return plans[(*planOf.Load())[key]] // an unknown user has the zero Limit: ErrLimit
-	}))
+	limitOf := func(key string) reservoir.Limit {
+		return plans[(*planOf.Load())[key]] // unknown: the zero Limit, so ErrLimit
+	}
+	limiter, err := reservoir.New(memstore.New(), plans["free"],
+		reservoir.WithLimits(limitOf))
 	if err != nil {
 		panic(err)
 	}
@@ -364,8 +366,13 @@ func ExampleUnlimited() {
 // awayStore is a store whose server cannot be reached.
 type awayStore struct{ *memstore.Store }
 
-func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
+func (awayStore) Sync(
+	context.Context, backend.SyncRequest,
+) (backend.SyncReply, error) {
+	return backend.SyncReply{}, &backend.Error{
+		Op: "sync", Class: backend.Unavailable,
+		Err: errors.New("connection refused"),
+	}
 }
 
 // Callers without stock get these answers while the store is away.
@@ -410,11 +417,13 @@ func ExampleWithHooks() {
 // Two limits of one store count the same keys. Each limit has its own windows.
 func ExampleWithName() {
 	store, ctx := memstore.New(), context.Background()
-	minute, err := reservoir.New(store, reservoir.PerMinute(2), reservoir.WithName("per-minute"))
+	minute, err := reservoir.New(store,
+		reservoir.PerMinute(2), reservoir.WithName("per-minute"))
 	if err != nil {
 		panic(err)
 	}
-	hour, err := reservoir.New(store, reservoir.PerHour(1000), reservoir.WithName("per-hour"))
+	hour, err := reservoir.New(store,
+		reservoir.PerHour(1000), reservoir.WithName("per-hour"))
 	if err != nil {
 		panic(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -348,6 +349,21 @@ func TestDocumentsAreShort(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, words, 17_000)
+}
+
+// Code fits a page: 80 columns, with tabs of four. Access rules are one line each, by their form.
+func TestCodeIsNarrow(t *testing.T) {
+	for file, text := range documents(t) {
+		if dir := path.Dir(file); dir == "." && file != "README.md" {
+			continue
+		}
+		for _, b := range blocks(file, text) {
+			for line := range strings.Lines(b.text) {
+				wide := strings.ReplaceAll(strings.TrimRight(line, "\n"), "\t", "    ")
+				require.LessOrEqual(t, utf8.RuneCountInString(wide), 80, "%s:%d: %s", file, b.line, line)
+			}
+		}
+	}
 }
 
 var (

@@ -25,11 +25,14 @@ func check(err error) {
 // A request reserves the most that it may use, and settles what it has used.
 func Example_llmBudget() {
 	ctx, store := context.Background(), memstore.New()
-	requests, err := reservoir.New(store, reservoir.PerMinute(60), reservoir.WithName("requests"))
+	requests, err := reservoir.New(store,
+		reservoir.PerMinute(60), reservoir.WithName("requests"))
 	check(err)
-	tokens, err := reservoir.New(store, reservoir.PerMinute(100_000), reservoir.WithName("tokens"))
+	tokens, err := reservoir.New(store,
+		reservoir.PerMinute(100_000), reservoir.WithName("tokens"))
 	check(err)
-	spend, err := reservoir.New(store, reservoir.PerDay(20_000_000, time.UTC), reservoir.WithName("spend")) // millionths of a dollar
+	spend, err := reservoir.New(store, // in millionths of a dollar
+		reservoir.PerDay(20_000_000, time.UTC), reservoir.WithName("spend"))
 	check(err)
 	budget := reservoir.NewGroup(requests, tokens, spend) // once
 
@@ -37,14 +40,15 @@ func Example_llmBudget() {
 	tooMany := func(r reservoir.GroupResult) error { return fmt.Errorf("refused by limit %d", r.Limiter) }
 	complete := func(key string, promptTokens, maxTokens int64, stream func(context.Context) int64) error {
 		estimate := promptTokens + maxTokens
-		r, err := budget.AllowEach(ctx, []int64{1, estimate, estimate * price}, key, key, key)
+		costs := []int64{1, estimate, estimate * price}
+		r, err := budget.AllowEach(ctx, costs, key, key, key)
 		if err != nil {
-			return err // no decision: Redis is away, or the estimate is more than a limit
+			return err // Redis is away, or the estimate is more than a limit
 		}
 		if !r.Allowed {
-			return tooMany(r) // r.Limiter says which limit refused, r.RetryAfter when to come back
+			return tooMany(r) // r.Limiter says which limit refused
 		}
-		used := stream(ctx) // what the model reports at the end, also if the client has left
+		used := stream(ctx) // as the model reports, also if the client has left
 		return budget.Settle(ctx, r, []int64{1, used, used * price})
 	}
 	less, more := func(context.Context) int64 { return 1_500 }, func(context.Context) int64 { return 70_000 }
@@ -70,7 +74,7 @@ func TestWithoutWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(1))
 		require.NoError(t, err)
-		defer limiter.Close(t.Context()) // ends its goroutines, which a bubble requires
+		defer limiter.Close(t.Context()) // a bubble requires it
 
 		r, err := limiter.Wait(t.Context(), "job")
 		require.NoError(t, err)

@@ -14,13 +14,16 @@ import (
 // test/bench/migrating_test.go.
 
 func Example_openStore() {
-	store, err := redisstore.Open("redis://:password@localhost:6379", redisstore.WithPrefix("api:"))
+	store, err := redisstore.Open("redis://:password@localhost:6379",
+		redisstore.WithPrefix("api:"))
 	fmt.Println(store.Close(), err)
 	// Output: <nil> <nil>
 }
 
-func of(percent uint32, key string, before, after *reservoir.Limiter) *reservoir.Limiter {
-	if crc32.ChecksumIEEE([]byte(key))%100 < percent { // in all processes the same
+// of is the same in all processes.
+func of(percent uint32, key string, before, after *reservoir.Limiter,
+) *reservoir.Limiter {
+	if crc32.ChecksumIEEE([]byte(key))%100 < percent {
 		return after
 	}
 	return before

@@ -47,7 +47,8 @@ func ExampleCollector_Hooks() {
 	metrics := promlimit.New(prometheus.Labels{"limiter": "api"})
 	prometheus.MustRegister(metrics)
 	limiter, err := reservoir.New(store, reservoir.PerMinute(1000),
-		reservoir.WithHooks(metrics.Hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.Default())))
+		reservoir.WithHooks(metrics.Hooks()),
+		reservoir.WithHooks(sloglimit.Hooks(slog.Default())))
 	if err != nil {
 		panic(err)
 	}

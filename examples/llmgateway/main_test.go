@@ -67,7 +67,7 @@ func completion(most int) string {
 func TestProgram(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	starts := regexp.MustCompile(`(?m)^go run ./examples/llmgateway ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	starts := regexp.MustCompile(`(?m)^go run ./examples/llmgateway ?(.*)$`).FindAllSubmatch(readme, -1)
 	require.Len(t, starts, 3)
 	server := redistest.Start(t)
 	for i, line := range starts {

@@ -252,7 +252,7 @@ func TestInputFails(t *testing.T) {
 func TestReadmeFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	starts := regexp.MustCompile(`(?m)^go run ./examples/workers ([^#\n]*)#`).FindAllSubmatch(readme, -1)
+	starts := regexp.MustCompile(`(?m)^go run ./examples/workers (.*)$`).FindAllSubmatch(readme, -1)
 	require.Len(t, starts, 4)
 	for _, args := range starts[1:] { // the first asks for help
 		require.NoError(t, run(t.Context(), strings.Fields(string(args[1])), strings.NewReader(""), io.Discard, io.Discard), string(args[1]))

@@ -36,7 +36,13 @@ func TestMain(m *testing.M) {
 const tokens = 2
 
 func limiterOf(t *testing.T) *reservoir.Limiter {
-	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(tokens))
+	limits := func(key string) reservoir.Limit {
+		if key == "user:mallory" {
+			return reservoir.Block()
+		}
+		return reservoir.PerHour(tokens)
+	}
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(tokens), reservoir.WithLimits(limits))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, limiter.Close(context.Background())) })
 	return limiter
@@ -83,6 +89,9 @@ func drive(t *testing.T, s *seen, send func(*http.Request) *http.Response) (admi
 	require.InDelta(t, time.Hour.Seconds(), seconds, 2)
 	require.Equal(t, http.StatusOK, ask("bob", "/orders").StatusCode)
 	require.Equal(t, tokens+1, s.requests)
+	blocked := ask("mallory", "/orders")
+	require.Equal(t, http.StatusTooManyRequests, blocked.StatusCode)
+	require.Empty(t, blocked.Header.Values("Retry-After"))
 	require.Equal(t, http.StatusOK, ask("alice", "/health").StatusCode, "a path without a limit")
 	return admitted, refused
 }
@@ -147,9 +156,12 @@ func TestEcho(t *testing.T) {
 	shows(t, refused, "0")
 }
 
-// retryAfter is the value of the header Retry-After.
-func retryAfter(r reservoir.Result) string {
-	return strconv.Itoa(int(math.Ceil(r.RetryAfter.Seconds())))
+// retryAfter says when to come back, except to who is blocked.
+func retryAfter(h interface{ Set(k, v string) }, r reservoir.Result) {
+	if r.RetryAfter > 0 {
+		seconds := math.Ceil(r.RetryAfter.Seconds())
+		h.Set("Retry-After", strconv.Itoa(int(seconds)))
+	}
 }
 
 func ginLimit(limiter *reservoir.Limiter) gin.HandlerFunc {
@@ -160,7 +172,7 @@ func ginLimit(limiter *reservoir.Limiter) gin.HandlerFunc {
 		case err != nil: // no decision, in an outage for example
 			c.AbortWithStatus(http.StatusServiceUnavailable)
 		case !r.Allowed:
-			c.Header("Retry-After", retryAfter(r))
+			retryAfter(c.Writer.Header(), r)
 			c.AbortWithStatus(http.StatusTooManyRequests)
 		}
 	}
@@ -187,7 +199,7 @@ func fiberLimit(limiter *reservoir.Limiter) fiber.Handler {
 			return fiber.ErrServiceUnavailable
 		}
 		if !r.Allowed {
-			c.Set(fiber.HeaderRetryAfter, retryAfter(r))
+			retryAfter(c, r)
 			return fiber.ErrTooManyRequests
 		}
 		return c.Next()
@@ -257,7 +269,7 @@ func connectLimit(
 			}
 			if !r.Allowed {
 				err := connect.NewError(connect.CodeResourceExhausted, errLimit)
-				err.Meta().Set("Retry-After", retryAfter(r))
+				retryAfter(err.Meta(), r)
 				return nil, err
 			}
 			return next(ctx, req)
