@@ -31,11 +31,13 @@ type load struct {
 	sizing     reservoir.Option
 }
 
-const loadAbout = `Drives a limiter against a store and reports what it did and what that cost. It
-ends after -duration or -requests, whichever is first, or on SIGINT or SIGTERM.
-Then it returns unused stock and reports which calls were not made. It does nothing
-if no store answers at the start. The latency of each call includes a
-reading of the clock. The report has the windows of the first 100 keys only.`
+const loadAbout = `Drives a limiter against a store and reports what it did and what that cost. To
+measure your Redis give -store: without it the store is in this process, and no
+call crosses a network. It ends after -duration or -requests, whichever is first,
+or on SIGINT or SIGTERM. Then it returns unused stock and reports which calls were
+not made. It does nothing if no store answers at the start. The latency of each
+call includes a reading of the clock. The report has the windows of the first 100
+keys only.`
 
 // Bounds of flags, so that a typing error does not fill the memory.
 const (
@@ -97,6 +99,7 @@ func (c *load) do(ctx context.Context, stdout io.Writer) error {
 		return err
 	}
 	r, fault := c.drive(ctx, l)
+	r.Store = store.name
 	return errors.Join(emit(stdout, c.json, r, r.text(c.limit)), fault)
 }
 
@@ -216,6 +219,7 @@ type report struct {
 	Seed                 uint64  `json:"seed"`
 	FirstError           string  `json:"first_error,omitempty"`
 	NotRun               string  `json:"not_run,omitempty"` // what an interruption left out
+	Store                string  `json:"store"`             // its address, or memory
 	Machine              string  `json:"machine,omitempty"` // if an answer did not come in time
 
 	// TokensLate counts tokens of requests that began after the end of their window, by
@@ -351,6 +355,9 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 		of(r.Allowed), of(r.Denied), strings.TrimRight(of(r.Errors)+"   "+r.FirstError, " "), of(r.Waited), of(r.StoreCalls),
 		table.Duration(l.P50), table.Duration(l.P99), table.Duration(l.P999), table.Duration(l.Max),
 		n(r.TokensTaken), n(r.TokensRefunded), n(r.TokensSpent), n(r.TokensReturned), n(r.TokensExpired), n(r.TokensHeld))
+	if r.Store == memory {
+		s += "store        in this process, with no network: -store redis://host measures a Redis\n"
+	}
 	if r.Machine != "" {
 		s += "machine      " + r.Machine + ": if it is busy, answers come too late; try fewer -workers or a lower -rate\n"
 	}

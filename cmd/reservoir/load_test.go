@@ -141,6 +141,7 @@ func TestLoadText(t *testing.T) {
 	for _, want := range []string{"requests", "12,345", "11,345", "store calls", "p99.9", "1,000 of 1,000", "1,000 spent"} {
 		require.Contains(t, o.stdout, want)
 	}
+	require.Contains(t, o.stdout, "store        in this process, with no network: ")
 }
 
 func TestLoadTextTellsWhichKeysWindows(t *testing.T) {

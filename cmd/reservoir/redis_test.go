@@ -27,7 +27,11 @@ func TestLoadOnRedis(t *testing.T) {
 		requireFewErrors(t, r, flags)
 		require.NotEmpty(t, r.Windows, flags)
 		requireWithin(t, 500, spent(r), flags)
+		require.Equal(t, server.Addr()+"/3", r.Store)
 	}
+	o := invoke(t.Context(), "load", "-requests", "1", "-store", "redis://"+server.Addr())
+	o.requireFine(t)
+	require.NotContains(t, o.stdout, "in this process")
 }
 
 func TestLoadOnACluster(t *testing.T) {

@@ -5,20 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"html"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -182,6 +175,12 @@ a request: calls per request
 Recommended: `
 
 func (r *tuneReport) text() string {
+	s := r.heading + "\n\n" + table.Text(r.rows(), true) + tuneLegend + r.Recommendation.Policy + "\n"
+	return s + table.Wrap(strings.Join(r.advice(), "\n\n"), 80) + "\n"
+}
+
+// rows is the table, with its head.
+func (r *tuneReport) rows() [][]string {
 	rows := [][]string{{"policy", "calls", "a request", "waited", "stranded", "refused", "needless", "over", "p99", "p50", "admitted"}}
 	n := table.Commas[int64]
 	for _, o := range r.Policies {
@@ -192,98 +191,8 @@ func (r *tuneReport) text() string {
 		rows = append(rows, []string{o.Policy, n(o.StoreCalls), table.Percent(o.CallsPerRequest), table.Percent(o.WaitedShare), stranded,
 			n(o.Refused), n(o.Needless), n(o.Over), table.Duration(o.P99), table.Duration(o.P50), n(o.Admitted)})
 	}
-	s := r.heading + "\n\n" + table.Text(rows, true) + tuneLegend + r.Recommendation.Policy + "\n"
-	notes := strings.Join(append([]string{r.Recommendation.Reason}, r.Notes...), "\n\n")
-	return s + table.Wrap(notes, 80) + "\n"
+	return rows
 }
 
-// writeReport writes the file of -report, if any: HTML, which is XML as well, so that any
-// tool can read it.
-func (c *tuning) writeReport(r *tuneReport) error {
-	if c.report == "" {
-		return nil
-	}
-	data := fmt.Appendf(nil, `<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"/><title>reservoir tune</title><style>pre { overflow-x: auto } svg { max-width: 100%% }</style></head>
-<body><pre>%s</pre>%s</body>
-</html>
-`, html.EscapeString(r.text()), r.chart())
-	if err := os.WriteFile(c.report, data, 0o644); err != nil {
-		return errors.New("the report cannot be written: " + oneLine(err))
-	}
-	return nil
-}
-
-var colours = []chart.Colour{0x777777, 0xe69f00, 0xd55e00, 0x009e73, 0xcc79a7, 0x0072b2, 0x56b4e9, 0x8c6d1f, 0x994f00}
-
-func colourOf(i int) chart.Colour { return colours[i%len(colours)] }
-
-// chart draws store calls and stranding against batch size, and the share of requests
-// that reach the store over time, as in Rockset's article.
-func (r *tuneReport) chart() []byte {
-	page := chart.Page{Title: "Batch policies on the same traffic", Note: r.heading, Width: 840, Height: 290}
-	most := 0.0
-	for i, o := range r.Policies {
-		page.Legend = append(page.Legend, chart.Entry{Colour: colourOf(i), Text: o.Policy})
-		most = max(most, float64(o.StoreCalls))
-	}
-	calls := r.bySize("Store calls", 1, most, whole, func(o sim.Outcome) (float64, bool) { return float64(o.StoreCalls), true })
-	stranded := r.bySize("Share of the limit stranded at the first refusal", 1e-4, 1, table.Percent,
-		func(o sim.Outcome) (float64, bool) { return o.Stranded, o.StrandedWindows > 0 })
-	page.Plots = []*plot.Plot{calls, stranded, r.byTime()}
-	return page.SVG()
-}
-
-func whole(v float64) string { return table.Commas(int64(math.Round(v))) }
-
-// bySize draws each policy that has a value at its mean batch size; a direct call is a batch of
-// one. Policies that coincide are rings around each other.
-func (r *tuneReport) bySize(title string, least, most float64, name func(float64) string, of func(sim.Outcome) (v float64, has bool)) *plot.Plot {
-	p := chart.New(title+", against batch size; policies that coincide are rings", "tokens that a call brought, on average")
-	widest := 10.0
-	for _, o := range r.Policies {
-		widest = max(widest, o.MeanBatch)
-	}
-	across, up := chart.Logarithmic(&p.X, 1, widest, whole), chart.Logarithmic(&p.Y, least, max(most, least), name)
-	if slices.ContainsFunc(r.Policies, func(o sim.Outcome) bool { v, has := of(o); return has && v == 0 }) {
-		chart.Zero(&p.Y)
-	}
-	var points plotter.XYs
-	var hues []chart.Colour
-	for i, o := range r.Policies {
-		if v, has := of(o); has {
-			points, hues = append(points, plotter.XY{X: across(o.MeanBatch), Y: up(v)}), append(hues, colourOf(i))
-		}
-	}
-	for i, at := range points {
-		radius := 5.0
-		for _, later := range points[i+1:] { // is drawn upon it
-			if math.Hypot(p.X.Norm(at.X)-p.X.Norm(later.X), p.Y.Norm(at.Y)-p.Y.Norm(later.Y)) < 0.01 {
-				radius += 3
-			}
-		}
-		chart.Dot(p, at.X, at.Y, radius, hues[i], "", false)
-	}
-	return p
-}
-
-// byTime draws a curve for each policy, each thinner than the last, so that none hides another.
-// The scale is logarithmic, because policies differ by orders of magnitude.
-func (r *tuneReport) byTime() *plot.Plot {
-	p := chart.New("Store calls as a share of requests, over time; curves that coincide lie in each other", "seconds of the traffic")
-	up := chart.Logarithmic(&p.Y, 1e-4, 1, table.Percent)
-	chart.Zero(&p.Y)
-	p.X.Min, p.X.Max = 0, r.Traffic.Seconds
-	for i, o := range r.Policies {
-		var course plotter.XYs
-		for j, b := range o.Timeline {
-			if b.Requests > 0 {
-				middle := (float64(j) + 0.5) / float64(len(o.Timeline)) * r.Traffic.Seconds
-				course = append(course, plotter.XY{X: middle, Y: up(sim.Ratio(b.Calls, b.Requests))})
-			}
-		}
-		chart.Curve(p, course, 1.2+0.7*float64(len(r.Policies)-1-i), colourOf(i))
-	}
-	return p
-}
+// advice is the text after the recommended policy, by paragraphs.
+func (r *tuneReport) advice() []string { return append([]string{r.Recommendation.Reason}, r.Notes...) }

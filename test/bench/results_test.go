@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -10,8 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
 
 	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -276,55 +275,46 @@ func (r results) of(scenario string, k kind) *line {
 	return new(line)
 }
 
-// draw draws a panel for each scenario over Redis, with a line for each kind, or returns
-// nil if r has none. The scale is logarithmic, because kinds differ by orders of magnitude.
+// What the picture shows; the table has all.
+var (
+	drawnScenarios = regexp.MustCompile(`^(hot-64|zipf-512|once-512)$`)
+	drawnKinds     = regexp.MustCompile(`^(reservoir.*|Rockset's rule, L/1000|redis_rate|\[rueidislimiter\]|ulule/limiter|throttled)$`)
+)
+
+// draw draws how long requests took over Redis, with a group for each scenario, or returns
+// nil if r has none.
 func draw(r results) []byte {
-	page := chart.Page{
-		Title: "Latency, and admitted requests per second",
-		Note:  "dots: half, 99 % and 99.9 % of requests took no more; [name] is a stand-in; make bench", Width: 520,
+	page := chart.Bars{
+		Title: "How long does a request take at most?",
+		Note: "999 of 1,000 requests took no longer than the bar; each group has its own scale. " +
+			"Then the median, and requests a second. [In brackets]: our stand-in for what could not be had. By make bench; more in its table.",
 	}
-	for _, group := range r.groups {
-		if group[0].scenario.redis() {
-			page.Height = max(page.Height, 70+19*len(group))
-			page.Plots = append(page.Plots, panel(group))
+	for _, lines := range r.groups {
+		g := chart.Group{Name: lines[0].scenario.title}
+		for _, l := range lines {
+			if !drawnScenarios.MatchString(l.scenario.name) || !drawnKinds.MatchString(l.kind.name) {
+				continue
+			}
+			h := merged(slices.Concat(l.runs...))
+			g.Bars = append(g.Bars, chart.Bar{Name: l.kind.name, Value: h.Quantile(0.999).Seconds(), Class: class(l.kind),
+				Text: fmt.Sprintf("%s; median %s; %s/s", table.Duration(h.Quantile(0.999)), table.Duration(h.Quantile(0.50)), count(l.of(byRound(throughput)).median()))})
+		}
+		if len(g.Bars) > 0 {
+			page.Groups = append(page.Groups, g)
 		}
 	}
-	if len(page.Plots) == 0 {
+	if len(page.Groups) == 0 {
 		return nil
 	}
 	return page.SVG()
 }
 
-// panel draws the group's first line at the top.
-func panel(group []*line) *plot.Plot {
-	p := chart.New(group[0].scenario.title, "")
-	tick := strings.NewReplacer(".00 ", " ", ".0 ", " ")
-	scale := chart.Logarithmic(&p.X, 1e-8, 1, func(v float64) string { return tick.Replace(table.Duration(time.Duration(math.Round(v * 1e9)))) })
-	var names []string
-	for _, l := range slices.Backward(group) {
-		y, hue := float64(len(names)), colour(l.kind)
-		names = append(names, l.kind.name)
-		h, labels := merged(slices.Concat(l.runs...)), []string{"", "", count(l.of(byRound(throughput)).median()) + "/s"}
-		var dots plotter.XYs
-		for i, q := range []float64{0.50, 0.99, 0.999} {
-			dots = append(dots, plotter.XY{X: scale(h.Quantile(q).Seconds()), Y: y})
-			chart.Dot(p, dots[i].X, y, 2.5+float64(i), hue, labels[i], false)
-		}
-		chart.Curve(p, dots, 1.5, hue)
+// class distinguishes the library from floors and peers.
+func class(k kind) chart.Class {
+	if strings.HasPrefix(k.name, "reservoir") {
+		return chart.Blue
 	}
-	chart.Named(&p.Y, names)
-	return p
-}
-
-// colour distinguishes the library, floors and peers.
-func colour(k kind) chart.Colour {
-	switch {
-	case strings.HasPrefix(k.name, "reservoir"):
-		return 0x0072b2
-	case strings.HasPrefix(k.name, "bare"):
-		return 0x9aa0a6
-	}
-	return 0xe69f00
+	return chart.Grey
 }
 
 // count writes v with about three digits, in thousands or millions if it is large.

@@ -27,8 +27,8 @@ var (
 func TestFleet(t *testing.T) {
 	var groups []group
 	for _, g := range []group{
-		{"bars", "Shapes of demand", "shape of demand (of 100 processes)", shapes},
-		{"sizes", "Sizes of fleet and window, zipf 1.2", "processes × window (zipf 1.2)", sizes()},
+		{"bars", "Shapes of demand", shapes},
+		{"sizes", "Sizes of fleet and window, zipf 1.2", sizes()},
 	} {
 		if *part == "all" || *part == g.part {
 			groups = append(groups, g)
@@ -55,6 +55,6 @@ func TestFleet(t *testing.T) {
 	if *dir != "" {
 		require.NoError(t, os.MkdirAll(*dir, 0o777))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.txt"), []byte(text.String()), 0o666))
-		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(groups, all, *seed), 0o666))
+		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(all), 0o666))
 	}
 }

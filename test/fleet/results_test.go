@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"fmt"
-	"slices"
+	"math"
 	"strings"
 	"time"
 
@@ -130,70 +130,41 @@ func judged(sign string, bar float64, ok bool) string {
 
 var mark = map[bool]string{true: "✓", false: "✗"}
 
-// group is a set of rows that belong together: a block of the table, a column of the
-// chart.
+// group is a set of rows that belong together: a block of the table.
 type group struct {
 	part, title string
-	axis        string // what the rows' names stand for
 	rows        []row
 }
 
-// measures are the lines of panels in the chart. Their scale is logarithmic, because
-// the rules are orders of magnitude apart.
-var measures = []struct {
-	title string
-	least float64 // demand, in limits, at which it means something
-	of    func(outcome) float64
-}{
-	{"Store calls per admitted request", 0, func(o outcome) float64 { return o.calls }},
-	{"Share of the limit stranded at the first refusal", 1, func(o outcome) float64 { return o.stranded }},
-	{"Share of requests that wait for the network", 0, func(o outcome) float64 { return o.waited }},
-}
-
-var colours = map[string]chart.Colour{"direct": 0x5f6368, "fixed": 0xe69f00, "ladder": 0xcc79a7, adaptive: 0x0072b2}
-
-// draw draws the results: a panel for each measure and group, and in it a dot for each row
-// and rule.
-func draw(groups []group, all map[string]results, seed uint64) []byte {
-	shown := slices.DeleteFunc(slices.Clone(rules), func(r rule) bool { return all[r.name] == nil })
-	page := chart.Page{
-		Title: "Many processes, one limit: what each rule costs",
-		Note:  fmt.Sprintf("make fleet, seed %d; network 1 ms there and back; in percent; a triangle is above 100 %%", seed),
-		Width: 880, Height: 260,
+// draw draws what each rule costs in the largest fleets and in smaller ones, in windows of a
+// minute. What is wrong with a rule that makes few calls stands beside its calls.
+func draw(all map[string]results) []byte {
+	page := chart.Bars{
+		Title: "What does a shared limit cost as the fleet grows?",
+		Note: "Store calls for 100 admitted requests, in windows of a minute, when processes ask for 1.5 times the limit unevenly. " +
+			"\"Used\" is the share of the limit in the worst window. Red: less than 95 %. By make fleet.",
 	}
-	for _, r := range shown {
-		page.Legend = append(page.Legend, chart.Entry{Colour: colours[r.name], Text: r.name + ": " + r.what})
-	}
-	for _, m := range measures {
-		for _, g := range groups {
-			p := chart.New(m.title+", by "+g.axis, "")
-			up := chart.Logarithmic(&p.Y, 1e-5, 1, func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) })
-			chart.Zero(&p.Y)
-			var names []string
-			for i, row := range g.rows {
-				names = append(names, strings.Replace(table.Wrap(row.name, 12), " × ", " ×\n", 1))
-				for j, r := range shown {
-					if row.demand <= m.least {
-						continue
-					}
-					v := m.of(all[r.name][row.name])
-					chart.Dot(p, float64(i)+0.22*(float64(j)-1.5), max(v, up(v)), 3, colours[r.name], percent(v), true)
-				}
-			}
-			chart.Named(&p.X, names)
-			page.Plots = append(page.Plots, p)
+	for _, line := range sizes() {
+		if line.limit.Window != time.Minute {
+			continue
 		}
+		g := chart.Group{Name: table.Commas(line.processes) + " processes"}
+		for _, r := range rules {
+			o, ok := all[r.name][line.name]
+			if !ok {
+				continue
+			}
+			bar := chart.Bar{Name: r.name + ": " + r.what, Value: o.calls, Class: chart.Grey,
+				Text: fmt.Sprintf("%s, used %.0f %%", table.Digits(100*o.calls), math.Floor(100*o.admitted))}
+			switch {
+			case r.name == adaptive:
+				bar.Class = chart.Blue
+			case o.admitted < 0.95:
+				bar.Class = chart.Red
+			}
+			g.Bars = append(g.Bars, bar)
+		}
+		page.Groups = append(page.Groups, g)
 	}
 	return page.SVG()
-}
-
-// percent formats v with two digits, or with one if it is small.
-func percent(v float64) string {
-	switch v *= 100; {
-	case v < 0.1:
-		return fmt.Sprintf("%.1g", v)
-	case v < 10:
-		return fmt.Sprintf("%.2g", v)
-	}
-	return fmt.Sprintf("%.0f", v)
 }

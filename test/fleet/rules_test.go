@@ -1,14 +1,11 @@
 package fleet
 
 import (
-	"regexp"
 	"runtime/debug"
-	"slices"
-	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"gonum.org/v1/plot"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
@@ -64,28 +61,18 @@ func TestOutcome(t *testing.T) {
 	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}))
 }
 
-// The labels of dots beside each other do not touch, however long they are.
-func TestLabels(t *testing.T) {
-	all := map[string]results{}
-	rows := slices.Concat(shapes, sizes())
-	for i, r := range rules {
-		all[r.name] = results{}
-		for j, row := range rows {
-			v := []float64{0, 0.0002, 0.0073, 1, 1.45}[(i/4+j)%5] // all rules of a row have the same
-			all[r.name][row.name] = outcome{means: means{v, v, v}}
-		}
+// The picture has a bar for each rule and size that was simulated, and marks a rule that leaves much of
+// the limit unused.
+func TestPicture(t *testing.T) {
+	all := map[string]results{adaptive: {}, "ladder": {}}
+	for _, row := range sizes() {
+		all[adaptive][row.name] = outcome{means: means{calls: 0.01}, admitted: 1}
+		all["ladder"][row.name] = outcome{means: means{calls: 0.04}, admitted: 0.26}
 	}
-	drawing := draw([]group{{axis: "shape", rows: shapes}, {axis: "size", rows: sizes()}}, all, 1)
-	letters := plot.New().X.Tick.Label
-	letters.Font.Size = 8
-	ends, seen := map[string]float64{}, 0 // by height, of the last label
-	for _, m := range regexp.MustCompile(`<text x="([\d.]+)" y="([-\d.]+)" [^>]*;font-size:8px[^>]*>([^<]*)<`).FindAllStringSubmatch(string(drawing), -1) {
-		x, err := strconv.ParseFloat(m[1], 64)
-		require.NoError(t, err)
-		end, ok := ends[m[2]]
-		require.True(t, !ok || end+1 < x, "%s touches the label before it", m[3])
-		ends[m[2]] = x + float64(letters.Width(m[3]))
-		seen++
-	}
-	require.Greater(t, seen, 100)
+	drawing := string(draw(all))
+	require.Equal(t, 3, strings.Count(drawing, `class="blue"/>`))
+	require.Equal(t, 3, strings.Count(drawing, `class="red"/>`))
+	require.Equal(t, 3, strings.Count(drawing, ">4.00, used 26 %</text>"))
+	require.Equal(t, 3, strings.Count(drawing, ">1.00, used 100 %</text>"))
+	require.Equal(t, 1, strings.Count(drawing, ">1,000 processes</text>"))
 }
