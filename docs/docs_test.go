@@ -366,6 +366,17 @@ func TestCodeIsNarrow(t *testing.T) {
 	}
 }
 
+// A line that begins with a comment is HTML up to its end, so Markdown after it is shown as it stands.
+func TestCommentsEndTheirLine(t *testing.T) {
+	begins := regexp.MustCompile(`(?m)^ {0,3}<!--.*-->.*$`)
+	for file, text := range documents(t) {
+		for _, line := range begins.FindAllString(text, -1) {
+			require.Empty(t, strings.TrimSpace(line[strings.LastIndex(line, "-->")+3:]), "%s: %s", file, line)
+			require.Equal(t, 1, strings.Count(line, "<!--"), "%s: %s", file, line)
+		}
+	}
+}
+
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)

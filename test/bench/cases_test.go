@@ -257,11 +257,11 @@ func caseTables(all []caseLine) string {
 // firstPage is the table of the first page, with two digits. A cell has the figures of the
 // fewest and of the most processes.
 func firstPage(all []caseLine) string {
-	rows := [][]string{{"your limit", "Redis calls for 100 requests", "calls at 1.5 × the limit", "median", "99.9 %", "most held by a process"}}
+	rows := [][]string{{"your limit", "Redis calls for 100 requests", "median", "99.9 %", "most held by a process", "calls at 1.5 × the limit"}}
 	for _, s := range cases {
 		ours := linesOf(all, s.name, ourSharer, usual)
-		rows = append(rows, []string{"**" + s.name + "**", pair(ours, callsFor100), pair(linesOf(all, s.name, ourSharer, overload), callsFor100),
-			pair(ours, took(0.5)), pair(ours, took(0.999)), pair(ours, caseLine.most)})
+		rows = append(rows, []string{"**" + s.name + "**", pair(ours, callsFor100), pair(ours, took(0.5)), pair(ours, took(0.999)),
+			pair(ours, caseLine.most), pair(linesOf(all, s.name, ourSharer, overload), callsFor100)})
 	}
 	var calling []caseLine // by processes
 	for _, l := range all {
@@ -269,7 +269,7 @@ func firstPage(all []caseLine) string {
 			calling = append(calling, l)
 		}
 	}
-	rows = append(rows, []string{"a call for each request (redis_rate)", "100" + slash + "100", "100" + slash + "100", ranges(calling, 0.5), ranges(calling, 0.999), "0" + slash + "0"})
+	rows = append(rows, []string{"a call for each request (redis_rate)", "100" + slash + "100", ranges(calling, 0.5), ranges(calling, 0.999), "0" + slash + "0", "100" + slash + "100"})
 	for _, row := range rows[1:] {
 		for i := range row[1:] {
 			row[i+1] = number.ReplaceAllStringFunc(row[i+1], twoDigits)
@@ -279,9 +279,9 @@ func firstPage(all []caseLine) string {
 }
 
 // number is a figure of a cell, with its unit.
-var number = regexp.MustCompile(`\d+(\.\d+)?( (µs|ms|s|%))?`)
+var number = regexp.MustCompile(`\d+(\.\d+)?( (ns|µs|ms|s|%))?`)
 
-// twoDigits rounds a figure, and keeps it on one line with its unit.
+// twoDigits rounds a figure.
 func twoDigits(figure string) string {
 	number, unit, _ := strings.Cut(figure, " ")
 	v, _ := strconv.ParseFloat(number, 64) // of three digits
@@ -292,12 +292,12 @@ func twoDigits(figure string) string {
 	for digits < 4 && math.Abs(v-math.Round(v*math.Pow10(digits))/math.Pow10(digits)) > v/1000 {
 		digits++
 	}
-	return strings.TrimSuffix(strconv.FormatFloat(v, 'f', digits, 64)+"\u00a0"+unit, "\u00a0")
+	return strings.TrimSpace(strconv.FormatFloat(v, 'f', digits, 64) + " " + unit)
 }
 
 func TestTwoDigits(t *testing.T) {
 	for figure, want := range map[string]string{
-		"0.033": "0.033", "29.3": "29", "99.6": "100", "6.51": "6.5", "2.10 µs": "2.1\u00a0µs", "132 µs": "130\u00a0µs", "0 %": "0\u00a0%", "655 µs": "660\u00a0µs", "5.00 %": "5\u00a0%", "0": "0",
+		"0.033": "0.033", "29.3": "29", "99.6": "100", "6.51": "6.5", "2.10 µs": "2.1 µs", "132 µs": "130 µs", "0 %": "0 %", "655 µs": "660 µs", "5.00 %": "5 %", "0": "0",
 	} {
 		require.Equal(t, want, twoDigits(figure))
 	}
@@ -359,6 +359,11 @@ const slash = "\u00a0/ " // before which no line breaks
 func markdown(rows [][]string) string {
 	var b strings.Builder
 	for i, row := range rows {
+		if i > 0 { // a figure and its unit stay on a line
+			for j := range row[1:] {
+				row[j+1] = number.ReplaceAllStringFunc(row[j+1], func(s string) string { return strings.ReplaceAll(s, " ", "\u00a0") })
+			}
+		}
 		b.WriteString("| " + strings.Join(row, " | ") + " |\n")
 		if i == 0 {
 			b.WriteString(strings.Repeat("|---", len(row)) + "|\n")
