@@ -79,7 +79,7 @@ func TestWithoutWaiting(t *testing.T) {
 		r, err := limiter.Wait(t.Context(), "job")
 		require.NoError(t, err)
 		begin := time.Now()
-		r, err = limiter.Wait(t.Context(), "job") // the next token is an hour away
+		r, err = limiter.Wait(t.Context(), "job") // a token is an hour away
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.InDelta(t, time.Hour, time.Since(begin), float64(time.Second))
