@@ -29,8 +29,8 @@ func draw(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	c := chart.New(question, height)
-	c.Text(8, 52, chart.Plain, "start", "Three processes share a limit of %s in %.0f s. For %s requests", table.Commas(r.Limit), r.Window, table.Commas(r.Total.Requests))
-	c.Text(8, 74, chart.Plain, "start", "they made %s Redis calls. No window admitted more than %s.", table.Commas(r.Total.Calls), table.Commas(r.Most))
+	c.Text(8, 52, chart.Plain, "start", "For %s requests three processes made %s Redis calls. No window", table.Commas(r.Total.Requests), table.Commas(r.Total.Calls))
+	c.Text(8, 74, chart.Plain, "start", "of %.0f s went over %s. The killed process took %s tokens with it.", r.Window, table.Commas(r.Limit), table.Commas(r.Held))
 	requests := panel{150, 264, 0, r.Seconds}
 	calls := panel{320, 384, 0, r.Seconds}
 	for _, s := range r.Samples {

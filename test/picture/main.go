@@ -65,6 +65,8 @@ func parse(data []byte) (r record, err error) {
 		return record{}, fmt.Errorf("the record has no samples")
 	case r.KilledAt == 0 || r.DownAt == 0 || r.UpAt == 0:
 		return record{}, fmt.Errorf("the record has no faults")
+	case r.Most > r.Limit:
+		return record{}, fmt.Errorf("a window of the record has %d of %d tokens", r.Most, r.Limit)
 	}
 	return r, nil
 }
