@@ -166,15 +166,15 @@ func (l *Limiter) askAgain(k *key.Key) {
 // errors are [ErrKey], [ErrClosed], that of ctx and, if the function returned a limit out of range,
 // [ErrLimit]. Without an error too, a process to which no message comes does not hear of it; see
 // [Hooks].Subscription.
-func (l *Limiter) Refresh(ctx context.Context, name string) error {
-	if err := l.usable(ctx, name); err != nil {
+func (l *Limiter) Refresh(ctx context.Context, key string) error {
+	if err := l.usable(ctx, key); err != nil {
 		return err
 	}
 	var asked error
-	if k := l.env.Find(name); k != nil {
+	if k := l.env.Find(key); k != nil {
 		asked = k.Refresh()
 	}
-	return cmp.Or(l.publish(ctx, backend.Message{Kind: backend.Changed, Key: l.env.Stored(name)}), asked)
+	return cmp.Or(l.publish(ctx, backend.Message{Kind: backend.Changed, Key: l.env.Stored(key)}), asked)
 }
 
 // publish sends a message to all processes.

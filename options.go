@@ -138,7 +138,7 @@ func inTurn[T any](a, b func(T)) func(T) {
 	}
 }
 
-// Hooks has the functions of [WithHooks]. Several goroutines may call them at the same
+// Hooks are for metrics and logs: functions that [WithHooks] calls. Several goroutines may call them at the same
 // time. Nil functions are skipped, so the zero Hooks does nothing.
 type Hooks struct {
 	// StoreCall reports every call to the store after it has ended.
@@ -156,7 +156,7 @@ type Hooks struct {
 	Subscription func(shard string, err error)
 }
 
-// ShardState is a change in how a shard of the store serves.
+// ShardState is what [Hooks] report of a shard of the store: that it goes away, rejects calls, or serves again.
 type ShardState struct {
 	Shard     string // its name, as its store has it; "" where the store has no shards
 	Away      bool   // callers without stock now get the failure policy's answer at once
@@ -164,7 +164,7 @@ type ShardState struct {
 	Err       error  // why, a *StoreError; nil when it serves again, or no key in memory is on it
 }
 
-// StoreCall is one finished call to the store. It names no key.
+// StoreCall is what [Hooks] report of a call to the store that has ended. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "take", "check", "settle", "reset" or "publish"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge

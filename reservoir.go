@@ -338,7 +338,10 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 // whether one token is available. Tokens that lie idle in other processes count as used. Check costs a store call, perhaps to a replica, whose
 // answer may lag; Source is [Direct]. While the store is away, Check tries about once a
 // second and otherwise returns a [*StoreError] at once.
-func (l *Limiter) Check(ctx context.Context, name string) (Result, error) {
+func (l *Limiter) Check(ctx context.Context, key string) (Result, error) { return l.checkKey(ctx, key) }
+
+// checkKey is Check. Its parameter has another name because it needs package key.
+func (l *Limiter) checkKey(ctx context.Context, name string) (Result, error) {
 	limit, err := l.begin(ctx, name)
 	if err != nil {
 		return Result{}, err
@@ -499,7 +502,10 @@ func (l *Limiter) closedError() error {
 // store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. If no window is open, Reset
 // does nothing. After an error of class Unknown, or of ctx, the window may be a fresh one.
-func (l *Limiter) Reset(ctx context.Context, name string) error {
+func (l *Limiter) Reset(ctx context.Context, key string) error { return l.resetKey(ctx, key) }
+
+// resetKey is Reset. Its parameter has another name because it needs package key.
+func (l *Limiter) resetKey(ctx context.Context, name string) error {
 	limit, err := l.begin(ctx, name)
 	if err != nil || key.PlanOf(limit) != key.Counted {
 		return err

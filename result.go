@@ -29,7 +29,8 @@ type Result struct {
 
 	free bool // of a limit of a Group that was not asked, so there is nothing to settle
 
-	// Limit is the number of tokens per window; that of [Unlimited] if no limit applies.
+	// Limit is the number of tokens per window; that of [Unlimited] if no limit applies, and 0 if the
+	// limit is [Block].
 	Limit int64
 
 	// Window is the length of the window: of the open one, if the limit has changed since that
@@ -42,14 +43,15 @@ type Result struct {
 	Remaining int64
 
 	// Reset is the stored end of the window, to the millisecond, which is the same
-	// instant in every process. It is zero if Check found no open window. It is this
+	// instant in every process. It is zero if Check found no open window, or if the limit is [Block] or
+	// [Unlimited]. It is this
 	// process' own guess if a [Fallback], or a shadowed request for more than the limit,
 	// has no window of the store. If the limit is [Limit.Rolling], it is when all of the limit is
 	// free again at the latest, up to 1.4 windows away, and moves with each charge.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
-	// from the decision, and 0 when it was allowed. If the limit is [Limit.Rolling], it is the time until
+	// from the decision, and 0 when it was allowed or the limit is [Block]. If the limit is [Limit.Rolling], it is the time until
 	// enough tokens count no more, at most 1.45 windows. Otherwise it is at most the window, also where
 	// Reset is later: by less than a millisecond, if the window is not in whole seconds and
 	// its end is rounded up, and by up to a second, if clocks differ.
@@ -244,8 +246,19 @@ var (
 // errResult: a Result was settled at another Limiter than its own, or was never charged.
 var errResult = errors.New("reservoir: a result of another limiter, or of no charge")
 
-// StoreError is the failure of a call to the store; Class says whether the call may have
-// been carried out. Use errors.As to find it.
+// StoreError says why a call to the store failed, when no decision was made for want of the store. Its
+// fields:
+//
+//   - Op is the operation, such as "sync", "take" or "reset".
+//   - Class is [backend.Unavailable]: the call was not carried out, and the store may answer soon;
+//     [backend.Rejected]: it was not carried out, and fails until an operator mends a
+//     password, a right or memory; or [backend.Unknown]: it may have been carried out.
+//   - Err is the cause, from the transport or the server. Unwrap returns it.
+//   - KeyOnly says that only this key is concerned, and not its shard.
+//
+// Find it with [errors.AsType] or [errors.As]. A request that got one may be
+// tried again; after Unknown it may then be charged twice, and a Reset may have made a fresh window.
+// Its text holds no key, password or URL.
 type StoreError = backend.Error
 
 // limitOf is ask, and tells the key's state of a block at once.

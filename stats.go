@@ -7,13 +7,20 @@ import (
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
-// Stats is what a [Limiter] has done since [New], over all keys. Counts of tokens
-// balance whenever no call is under way:
+// Stats is for metrics: what a [Limiter] has done since [New], over all keys. A dashboard needs three
+// of its fields: Denied, StoreCalls and Failed. The others explain them. Counts of
+// tokens balance whenever no call is under way:
 //
 //	Taken + Refunded == Spent + Returned + Expired + Held
 type Stats struct {
-	Keys         int   // held in memory now
-	Unsubscribed int64 // shards, of keys in memory, whose messages do not come here now: see [Hooks].Subscription; or the store sends none
+	Denied     int64 // requests refused
+	StoreCalls int64 // calls to the store, of any kind
+	Failed     int64 // requests that ended in a StoreError
+
+	Admitted int64 // requests admitted by any means, except those of Unlimited
+	Waited   int64 // requests that waited on the network
+	Shadowed int64 // the denied requests that passed because of Limit.Shadow
+	Syncs    int64 // the store calls that are statements of account: fetches and give-backs
 
 	Taken    int64 // tokens that the store charged to this process
 	Refunded int64 // tokens taken back from requests, by Settle or Refund or because callers gave up
@@ -28,18 +35,13 @@ type Stats struct {
 	// includes tokens that were not stated to the store before the window ended.
 	Overdrawn int64
 
-	StoreCalls int64 // calls to the store, of any kind
-	Syncs      int64 // the store calls that are statements of account: fetches and give-backs
-	Waited     int64 // requests that waited on the network
-	Admitted   int64 // requests admitted by any means, except those of Unlimited
-	Denied     int64 // requests refused
-	Failed     int64 // requests that ended in a StoreError
-	Shadowed   int64 // the denied requests that passed because of Limit.Shadow
-
 	Prefetches int64 // fetches ahead of need
 	Probes     int64 // fetches that check whether an exhausted key has tokens again
 	GiveBacks  int64 // returns of idle tokens, except those of Close and eviction
 	Idle       int64 // the part of Held whose key is exhausted in the store, as far as this process knows
+
+	Keys         int   // held in memory now
+	Unsubscribed int64 // shards, of keys in memory, whose messages do not come here now: see [Hooks].Subscription; or the store sends none
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
 	Debt      int64 // tokens admitted by the failure policy or settled, which the store must still charge
@@ -89,7 +91,7 @@ func (s *Stats) add(k *key.Key) {
 	}
 }
 
-// KeyStats is the state of a key in this process. Its counts begin when the key comes into
+// KeyStats is for looking into a process: the state of one of its keys. Its counts begin when the key comes into
 // memory.
 type KeyStats struct {
 	Limit  Limit

@@ -14,9 +14,10 @@
 //
 // # Metrics
 //
-// From Stats, read once for each collection: all of [metrics.All], such as
-// reservoir.tokens.spent, as counters or, if they may go down, as up-down counters. Package
-// promlimit explains them, under Prometheus' names.
+// From Stats, read once for each collection: all of [metrics.All], as counters or, if they may go
+// down, as up-down counters. Three are for a dashboard: reservoir.requests.denied,
+// reservoir.store.calls and reservoir.requests.failed. Package promlimit explains the others, under
+// Prometheus' names.
 //
 // From the hooks:
 //

@@ -11,8 +11,19 @@
 //
 // # Metrics
 //
-// From Stats, one series for each metric, with only the constant labels:
+// From Stats, one series for each metric, with only the constant labels. Three are for a dashboard:
 //
+//	reservoir_requests_denied_total     requests refused
+//	reservoir_store_calls_total         calls to the store, of any kind
+//	reservoir_requests_failed_total     requests that ended in a StoreError
+//
+// The others explain them:
+//
+//	reservoir_requests_admitted_total   requests admitted
+//	reservoir_requests_waited_total     requests that waited on the network
+//	reservoir_requests_shadowed_total   refused requests that passed in shadow
+//	reservoir_requests_fallback_total   requests that the failure policy decided
+//	reservoir_store_syncs_total         calls to the store that were statements of account
 //	reservoir_tokens_taken_total        tokens that the store charged to this process
 //	reservoir_tokens_refunded_total     tokens that requests had not used and Settle took back
 //	reservoir_tokens_spent_total        tokens that admitted requests used
@@ -27,14 +38,6 @@
 //	reservoir_tokens_debt               gauge: tokens used without the store, not charged yet
 //	reservoir_keys                      gauge: keys held in memory
 //	reservoir_shards_unsubscribed       gauge: shards whose messages do not come to this process
-//	reservoir_requests_waited_total     requests that waited on the network
-//	reservoir_requests_admitted_total   requests admitted
-//	reservoir_requests_denied_total     requests refused
-//	reservoir_requests_shadowed_total   refused requests that passed in shadow
-//	reservoir_requests_failed_total     requests that ended in a StoreError
-//	reservoir_requests_fallback_total   requests that the failure policy decided
-//	reservoir_store_calls_total         calls to the store, of any kind
-//	reservoir_store_syncs_total         calls to the store that were statements of account
 //	reservoir_prefetches_total          fetches ahead of need
 //	reservoir_probes_total              checks whether an exhausted key has tokens again
 //	reservoir_give_backs_total          returns of idle tokens
