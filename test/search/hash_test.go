@@ -56,6 +56,7 @@ func (c *scope) hash(s *state) uint64 {
 	}
 	budgetShape.hash(&d, unsafe.Pointer(&s.left))
 	d.word(uint64(s.instant))
+	d.word(uint64(s.later))
 	d.word(uint64(s.granted))
 	return d.sum
 }

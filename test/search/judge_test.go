@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/go-reservoir/reservoir/internal/naive"
+	"github.com/go-reservoir/reservoir/internal/naive/hand"
 )
 
 // rest judges the second law in a state in which no client waits for a reply: they state all, and then the store can
@@ -22,7 +23,7 @@ func (c *scope) rest(s *state) error {
 	}
 	s.store, s.log.List = s.store.clone(), slices.Clone(s.log.List)
 	for i := range c.clients {
-		s.clients[i].hand = s.clients[i].hand.clone()
+		s.clients[i].Hand = cloneHand(s.clients[i].Hand)
 	}
 	if c.settle(s) == nil {
 		return nil
@@ -34,10 +35,10 @@ func (c *scope) rest(s *state) error {
 func (c *scope) settle(s *state) error {
 	now, resets := c.now(s), int64(len(s.log.Resets))
 	for i := range c.clients {
-		if p := &s.clients[i]; !p.dead && (p.window != 0 || p.lost > 0) {
-			o := call{q: p.ask(c, names[i], 0), sent: now, resets: resets}
+		if p := &s.clients[i]; !p.dead && (p.Window != 0 || p.lost > 0) {
+			o := call{q: p.Ask(c.limit, "k", names[i], 0), sent: now, resets: resets}
 			o.r = s.store.sync(c, o.q, now)
-			if err := p.apply(c, &s.log, i, &o, now); err != nil {
+			if err := p.Apply(c.limit, &s.log, i, hand.Call{Q: o.q, R: o.r, Sent: o.sent, Resets: o.resets}, now); err != nil {
 				return err
 			}
 		}

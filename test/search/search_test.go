@@ -141,7 +141,7 @@ func TestKnown(t *testing.T) {
 			"client 0 holds 1 tokens that are void, though the store has kept its data", "a late statement arrives",
 		},
 		{
-			"what was void by a Reset is carried over in the last millisecond of its window", ofWindows(budget{resets: 1}, 0, 2200),
+			"what was void by a Reset is carried over in the last millisecond of its window", ofWindows(budget{resets: 1}, 0, 2199),
 			"at rest 0 tokens of {1000002200000 1000004400000 0} are free, and 1 should be", "b hears: 1 granted",
 		},
 	} {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/naive"
+	"github.com/go-reservoir/reservoir/internal/naive/hand"
 )
 
 // A scope says what may happen, and how often at most.
@@ -43,6 +44,7 @@ type state struct {
 	clients [most]client
 	log     naive.Log
 	instant int64
+	later   int64 // us by which it is later, because a Reset and a loss of the store take a millisecond
 	granted int64 // by the store since it lost its data
 	left    budget
 
@@ -54,7 +56,7 @@ type state struct {
 }
 
 type client struct {
-	hand
+	hand.Hand
 	call  *call
 	late  []statement // which nobody waits for, and which may still arrive
 	sends int64
@@ -123,7 +125,7 @@ func (c *scope) start() *state {
 	return s
 }
 
-func (c *scope) now(s *state) int64 { return base + c.instants[s.instant].Microseconds() }
+func (c *scope) now(s *state) int64 { return base + c.instants[s.instant].Microseconds() + s.later }
 
 // actions appends what may happen in s. If a client that holds nothing waits for a reply that is on its way, nothing else
 // happens first, because all else commutes with what the client does then.
@@ -137,14 +139,14 @@ func (c *scope) actions(s *state, to []action) []action {
 	for i := range c.clients {
 		p := &s.clients[i]
 		mark := len(to)
-		hurry = hurry || p.hurries(c)
+		hurry = hurry || p.Hurries(c.limit)
 		if p.dead {
 			c.lateActions(s, i, may)
 			continue
 		}
 		if p.call == nil {
 			for _, n := range c.wants {
-				may(p.sends < int64(c.sends) && (n > 0 || p.window != 0 || p.lost > 0), send, i, n)
+				may(p.sends < int64(c.sends) && (n > 0 || p.Window != 0 || p.lost > 0), send, i, n)
 			}
 		} else if late := s.left.repeats > 0 && (c.known || !c.wrong(p.call.q)); !p.call.done {
 			may(true, arrive, i, 0)
@@ -155,20 +157,20 @@ func (c *scope) actions(s *state, to []action) []action {
 			may(true, deliver, i, 0)
 			may(s.left.lost > 0, loseReply, i, 0)
 		}
-		may(s.left.kills > 0 && p.sends > 0 && p.account.Unpaid() == 0, kill, i, 0)
+		may(s.left.kills > 0 && p.sends > 0 && p.Account.Unpaid() == 0, kill, i, 0)
 		waits := len(to)
-		may(p.held > 0 && now < p.deadline, spend, i, 0)
-		may(p.held > 0 && !p.over(now) && s.left.returns > 0, giveBack, i, 1)
-		may(p.held > 1 && !p.over(now) && s.left.returns > 0, giveBack, i, p.held)
-		may(s.left.refunds > 0 && p.refundable(c, now), refund, i, 0)
-		may(s.left.debts > 0 && p.mayDeclare(c, now), declare, i, 0)
-		if p.call != nil && p.call.done && waits == len(to) && p.held == 0 && !c.plain {
+		may(p.Held > 0 && now < p.Deadline, spend, i, 0)
+		may(p.Held > 0 && !p.Over(now) && s.left.returns > 0, giveBack, i, 1)
+		may(p.Held > 1 && !p.Over(now) && s.left.returns > 0, giveBack, i, p.Held)
+		may(s.left.refunds > 0 && p.Refundable(c.limit, now), refund, i, 0)
+		may(s.left.debts > 0 && p.MayDeclare(c.limit, now), declare, i, 0)
+		if p.call != nil && p.call.done && waits == len(to) && p.Held == 0 && !c.plain {
 			return append(to[:0], to[mark:]...)
 		}
 		c.lateActions(s, i, may)
 	}
 	may(int(s.instant)+1 < len(c.instants) && !hurry, tick, 0, 0)
-	may(s.left.resets > 0 && !slices.Contains(s.log.Resets, now), reset, 0, 0) // two never come in one microsecond
+	may(s.left.resets > 0, reset, 0, 0)
 	may(s.left.losses > 0, lose, 0, 0)
 	may(s.left.ledgers > 0, loseLedger, 0, 0)
 	return to
@@ -206,18 +208,18 @@ func (c *scope) do(s *state, a action) (err error) {
 		l.List = slices.Clone(l.List)
 		fallthrough
 	case send:
-		p.hand = p.hand.clone()
+		p.Hand = cloneHand(p.Hand)
 	case tick:
 		l.List = slices.Clone(l.List)
 		for i := range c.clients {
-			s.clients[i].hand = s.clients[i].hand.clone()
+			s.clients[i].Hand = cloneHand(s.clients[i].Hand)
 			defer c.hashClient(s, i)
 		}
 	}
 	switch a.kind {
 	case send:
 		p.sends++
-		p.call = &call{q: p.ask(c, names[who], int64(a.n)), sent: now}
+		p.call = &call{q: p.Ask(c.limit, "k", names[who], int64(a.n)), sent: now}
 	case arrive, arriveTwice:
 		o := *p.call
 		if p.call = &o; a.kind == arriveTwice {
@@ -234,10 +236,10 @@ func (c *scope) do(s *state, a action) (err error) {
 	case deliver:
 		o := p.call
 		p.call, p.lost = nil, max(p.lost-1, 0)
-		if err := p.apply(c, l, who, o, now); err != nil {
+		if err := p.Apply(c.limit, l, who, hand.Call{Q: o.q, R: o.r, Sent: o.sent, Resets: o.resets}, now); err != nil {
 			return err
 		}
-		err := p.expire(c, l, who, now)
+		err := p.Expire(c.limit, l, who, now)
 		c.forget(l, now)
 		return err
 	case arriveLate:
@@ -252,16 +254,16 @@ func (c *scope) do(s *state, a action) (err error) {
 			return c.gone(s, who, now, c.limit.Tokens)
 		}
 	case spend:
-		return p.spend(c, l, who, now, s.left.refunds > 0)
+		return p.Spend(c.limit, l, who, now, s.left.refunds > 0)
 	case giveBack:
 		s.left.returns--
-		return p.giveBack(c, l, who, int64(a.n))
+		return p.GiveBack(c.limit, l, who, int64(a.n))
 	case refund:
 		s.left.refunds--
-		return p.refund(c, l, who)
+		return c.refund(&p.Hand, l, who)
 	case declare:
 		s.left.debts--
-		p.declare(c, l, who, now)
+		p.Declare(c.limit, l, who, now)
 	case kill:
 		s.left.kills--
 		return c.kill(s, who, now)
@@ -272,6 +274,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		s.left.resets--
 		l.Resets = append(slices.Clip(l.Resets), now)
 		s.store.reset(c, now)
+		s.later += 1000
 	case lose, loseLedger:
 		if a.kind == lose {
 			s.left.losses--
@@ -280,6 +283,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		}
 		l.Losses = append(slices.Clip(l.Losses), now)
 		s.store.lose(a.kind == loseLedger)
+		s.later += 1000
 	}
 	return nil
 }
@@ -296,10 +300,10 @@ func (s *state) sync(c *scope, q statement, now int64) reply {
 // kill ends a client. What it holds is gone, and what a reply that it does not hear has granted.
 func (c *scope) kill(s *state, who int, now int64) error {
 	p, l := &s.clients[who], &s.log
-	if err := l.Drop(now+c.lease(), who, p.name(c), p.held); err != nil {
+	if err := l.Drop(now+c.lease(), who, p.Name(c.limit), p.Held); err != nil {
 		return err
 	}
-	stake, late := p.account.Unconfirmed(), p.late
+	stake, late := p.Account.Unconfirmed(), p.late
 	if o := p.call; o != nil && o.done {
 		stake += o.r.Grant
 	} else if o != nil {
@@ -324,7 +328,7 @@ func (c *scope) pass(s *state) error {
 	now, l := c.now(s), &s.log
 	for i := range c.clients {
 		if p := &s.clients[i]; !p.dead && p.call == nil {
-			if err := p.expire(c, l, i, now); err != nil {
+			if err := p.Expire(c.limit, l, i, now); err != nil {
 				return err
 			}
 		}
