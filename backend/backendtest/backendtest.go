@@ -1,7 +1,8 @@
 // Package backendtest is the conformance suite for implementations of [backend.Store], in
 // this module and others. It has scripts of calls with their exact replies, which a reader
-// can check by eye; random calls, whose replies must be those of the module's own counter;
-// faulty and hostile requests; and concurrent calls.
+// can check by eye; random calls, whose replies must be those of the module's own counter; calls of clients
+// that keep the rules, judged by a model that knows only who spent what when; faulty and hostile
+// requests; and concurrent calls.
 //
 //	func TestStore(t *testing.T) {
 //		s := mystore.New(client, mystore.WithClock(backendtest.Now))
@@ -50,6 +51,7 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		"ConcurrentReset": testConcurrentReset,
 		"Random":          testRandom,
 		"RandomRolling":   testRandomRolling,
+		"Judged":          testJudged,
 	} {
 		t.Run(name, func(t *testing.T) { run(t, newStore(t)) })
 	}

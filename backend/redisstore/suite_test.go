@@ -33,6 +33,15 @@ func (f forgetful) LoseLedger(ctx context.Context, key string) error {
 	return f.client.Del(ctx, "{"+key+"}:own").Err()
 }
 
+// LoseCount and LoseEnd delete half of a window.
+func (f forgetful) LoseCount(ctx context.Context, key string) error {
+	return f.client.Del(ctx, "{"+key+"}").Err()
+}
+
+func (f forgetful) LoseEnd(ctx context.Context, key string) error {
+	return f.client.Del(ctx, "{"+key+"}:exp").Err()
+}
+
 // LoseRing deletes a rolling limit, and KeepRing lets none expire.
 func (f forgetful) LoseRing(ctx context.Context, key string) error {
 	return f.client.Del(ctx, "{"+key+"}:roll").Err()

@@ -5,6 +5,7 @@ package hand
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
@@ -41,7 +42,11 @@ func Name(limit backend.Limit, w backend.Window, generation int64) naive.Window 
 	if limit.Rolls {
 		return naive.Window{Generation: generation}
 	}
-	return naive.Window{Begin: int64(w)*1000 - limit.Window.Microseconds(), End: int64(w) * 1000}
+	begin := int64(w)*1000 - limit.Window.Microseconds()
+	if limit.Window%time.Second != 0 {
+		begin -= 999 // its end was rounded up to a millisecond
+	}
+	return naive.Window{Begin: begin, End: int64(w) * 1000}
 }
 
 // Name is what the model calls the hand's window.
