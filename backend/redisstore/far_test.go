@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -122,4 +123,62 @@ func takeWithin(s *redisstore.Store, key string, patience time.Duration) error {
 	defer cancel()
 	_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: millions, Tokens: 1})
 	return err
+}
+
+// TestVeryFar is a limiter with WithFetchTimeout(5s) before replies that take longer than the timeouts of Options.
+// With a client whose reads may last as long, all of it works.
+//
+// With Open nothing does. That is a known fault: Options ends each read after 200 ms, whatever the fetch timeout
+// is. Once it is mended, Open's calls are to be admitted here, too.
+func TestVeryFar(t *testing.T) {
+	t.Parallel()
+	const timeout, tokens = 5 * time.Second, 2
+	for trip, modes := range map[time.Duration]map[string][]reservoir.Option{
+		210 * time.Millisecond: {"batched": nil, "direct": {reservoir.WithDirect()}},
+		600 * time.Millisecond: {"batched": nil},
+	} {
+		t.Run(trip.String(), func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			proxy := redistest.NewProxy(t, server.Addr())
+			proxy.Delay(trip)
+			far := func(o *redis.Options) {
+				documented(o)
+				o.Dialer, o.DialTimeout, o.ReadTimeout = away(trip, proxy), timeout, timeout
+			}
+			mine := redisstore.New(server.Client(far))
+			for name, opts := range modes {
+				l, err := reservoir.New(mine, reservoir.PerHour(tokens), append(opts, reservoir.WithFetchTimeout(timeout), reservoir.WithName(name))...)
+				require.NoError(t, err)
+				began, admitted := time.Now(), 0
+				for range tokens + 1 {
+					r, err := l.Allow(t.Context(), "k")
+					require.NoError(t, err)
+					if r.Allowed {
+						admitted++
+					}
+				}
+				t.Logf("%s: %d calls of one caller took %.1f round trips", name, tokens+1, float64(time.Since(began))/float64(trip))
+				require.Equal(t, tokens, admitted)
+				if name == "direct" {
+					require.NoError(t, l.Reset(t.Context(), "k"))
+					r, err := l.Check(t.Context(), "k")
+					require.NoError(t, err)
+					require.EqualValues(t, tokens, r.Remaining)
+				}
+				require.Eventually(t, func() bool { return l.Stats().Unsubscribed == 0 }, 30*time.Second, time.Millisecond)
+				require.NoError(t, l.Close(context.Background()))
+			}
+			require.Positive(t, proxy.Delayed())
+
+			store, err := redisstore.Open("redis://" + proxy.Addr())
+			require.NoError(t, err)
+			defer store.Close()
+			l, err := reservoir.New(store, reservoir.PerHour(tokens), reservoir.WithFetchTimeout(timeout), reservoir.WithName("opened"), reservoir.WithDirect())
+			require.NoError(t, err)
+			_, err = l.Allow(t.Context(), "k")
+			require.ErrorContains(t, err, "i/o timeout")
+			_ = l.Close(context.Background()) // it has nothing to return
+		})
+	}
 }
