@@ -24,12 +24,20 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 
 // On the redis-server in PATH everything works: `make test SERVER=DIR` tries another one.
 func TestRedis(t *testing.T) {
-	require.Empty(t, tried(t, redistest.Start(t).Addr()))
+	server := redistest.Start(t)
+	require.Empty(t, tried(t, server.Addr(), func() {
+		server.Kill()
+		server.Restart()
+	}))
 }
 
 // Miniredis takes TIME for a write, which a script of EVALSHA_RO may not do.
 func TestMiniredis(t *testing.T) {
-	faults := tried(t, miniredis.RunT(t).Addr())
+	server := miniredis.RunT(t)
+	faults := tried(t, server.Addr(), func() {
+		server.Close()
+		require.NoError(t, server.Restart())
+	})
 	require.Len(t, faults, 2, faults)
 	require.Contains(t, faults["check"], "Write commands are not allowed in read-only scripts")
 	require.Contains(t, faults["verify"], "Write commands are not allowed in read-only scripts")
@@ -42,7 +50,7 @@ const (
 
 // tried uses each part of a limiter on the server, and returns the first line of the error of
 // each part that does not work.
-func tried(t *testing.T, addr string) map[string]string {
+func tried(t *testing.T, addr string, restart func()) map[string]string {
 	logging.Disable()
 	faults := map[string]string{}
 	for part, try := range map[string]func(*testing.T, *redisstore.Store) error{
@@ -54,6 +62,8 @@ func tried(t *testing.T, addr string) map[string]string {
 			return spend(t, s, reservoir.PerMinute(tokens), reservoir.WithDirect())
 		},
 		"messages": messages,
+		"recall":   func(t *testing.T, s *redisstore.Store) error { return recall(t, s, addr) },
+		"restart":  func(t *testing.T, s *redisstore.Store) error { return restarted(t, s, restart) },
 		"check":    check,
 		"reset":    reset,
 		"verify":   func(t *testing.T, s *redisstore.Store) error { return s.Verify(t.Context()) },
@@ -108,12 +118,96 @@ func messages(t *testing.T, store *redisstore.Store) error {
 	if _, err := l.Allow(t.Context(), "user:42"); err != nil {
 		return err
 	}
-	for end := time.Now().Add(patience); l.Stats().Unsubscribed > 0; {
+	return hears(l)
+}
+
+func hears(l *reservoir.Limiter) error {
+	return within(errors.New("no message has come"), func() bool { return l.Stats().Unsubscribed == 0 })
+}
+
+// within returns late if f is not true for too long.
+func within(late error, f func() bool) error {
+	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			return errors.New("no message has come")
+			return late
 		}
 	}
 	return nil
+}
+
+// recall lets one limiter have all tokens of a key, and another one ask for the rest of them. It tries other
+// keys until that takes a message, because the holder soon gives back by itself what it has no use for.
+func recall(t *testing.T, store *redisstore.Store, addr string) error {
+	holder := limiter(t, store, reservoir.PerHour(tokens), reservoir.WithFixedBatch(tokens))
+	asker := limiter(t, store, reservoir.PerHour(tokens))
+	defer holder.Close(context.Background())
+	defer asker.Close(context.Background())
+	if _, err := holder.Allow(t.Context(), "user:41"); err != nil {
+		return err
+	}
+	if err := hears(holder); err != nil {
+		return err
+	}
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer client.Close()
+	all := client.PSubscribe(t.Context(), "recall:reservoir:*")
+	defer all.Close()
+	if _, err := all.Receive(t.Context()); err != nil {
+		return err
+	}
+	heard := all.Channel()
+	for i := range 200 {
+		key := fmt.Sprint("user:", i)
+		if _, err := holder.Allow(t.Context(), key); err != nil {
+			return err
+		}
+		r, err := asker.AllowN(t.Context(), key, tokens-1)
+		if err != nil {
+			return err
+		}
+		if !r.Allowed {
+			return errors.New("refused while all lie idle")
+		}
+		for len(heard) > 0 {
+			if strings.HasPrefix((<-heard).Payload, "1 ") {
+				return nil
+			}
+		}
+	}
+	return errors.New("nobody was called")
+}
+
+// restarted lets the server restart while a limiter holds some tokens. Whether the server has kept the key
+// or not, the limit holds, and the limiter hears again.
+func restarted(t *testing.T, store *redisstore.Store, restart func()) error {
+	l := limiter(t, store, reservoir.PerHour(tokens), reservoir.WithFixedBatch(tokens/2))
+	defer l.Close(context.Background())
+	admitted := 0
+	allow := func() (err error) {
+		r, err := l.Allow(t.Context(), "user:42")
+		if err == nil && r.Allowed {
+			admitted++
+		}
+		return err
+	}
+	if err := errors.Join(allow(), hears(l)); err != nil {
+		return err
+	}
+	restart()
+	if err := within(errors.New("it does not serve again"), func() bool {
+		for range tokens {
+			if allow() != nil {
+				return false
+			}
+		}
+		return true
+	}); err != nil {
+		return err
+	}
+	if admitted != tokens {
+		return fmt.Errorf("%d of %d admitted", admitted, tokens)
+	}
+	return hears(l)
 }
 
 func check(t *testing.T, store *redisstore.Store) error {
