@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -158,6 +159,7 @@ func (p *process) calls() (n int64) {
 func (x *run) kill() int64 {
 	one := x.any()
 	x.locked(func() { x.processes = slices.DeleteFunc(x.processes, func(p *process) bool { return p == one }) })
+	assert.True(x.t, one.Up(), "process %d has ended", one.index)
 	one.Kill()
 	x.locked(func() {
 		x.underWay += one.underWay()
@@ -183,9 +185,12 @@ func (x *run) any() (p *process) {
 	return p
 }
 
-// stop ends all processes.
+// stop ends all processes. None may have ended by itself, as by a panic.
 func (x *run) stop() {
 	x.t.Helper()
+	for _, p := range x.processes {
+		assert.True(x.t, p.Up(), "process %d has ended", p.index)
+	}
 	x.end()
 	for _, p := range x.processes {
 		x.await("the process ends", func() bool { return !p.Up() })
