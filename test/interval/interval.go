@@ -89,7 +89,7 @@ func (f Finding) String() string {
 }
 
 // forgotten is how long after its end a window of the store stays known. If the clock then steps back behind that end,
-// another window may get its name.
+// it may be opened once more.
 const forgotten = int64(time.Second)
 
 // Judge compares a history with the promises.
@@ -190,12 +190,12 @@ func (v *Verdict) window(h History, spends []Spend) {
 	v.Full += full
 }
 
-// renames reports whether another window may get the name after a step: the window would last for more than a length
-// and so ends early, or it was forgotten and is not over any more.
+// renames reports whether another window may get the name after a step: that of a window which would last for more
+// than a length, and so ends early, or of one that was over before and is not any more.
 func (h *History) renames(now Setting, before, window int64) bool {
 	end := window * int64(time.Millisecond)
 	from, to := now.End+before, now.Begin+now.Ahead
-	return to < end-int64(h.Window) || to < end && from >= end+forgotten
+	return to < end-int64(h.Window) || to < end && from >= end
 }
 
 // ends judges whether tokens were spent after their window. A result has its end in whole milliseconds.
