@@ -1,5 +1,5 @@
-// Package proof looks for one order that explains all that many clients were told at once, and for
-// an interval that sees more of a rolling limit than it allows.
+// Package proof looks for one order that explains all that many clients were told at once, lets a naive model judge what they
+// got, and looks for an interval that sees more of a rolling limit than it allows.
 package proof
 
 import (
@@ -26,6 +26,8 @@ import (
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/naive"
+	"github.com/go-reservoir/reservoir/internal/naive/hand"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
@@ -120,11 +122,13 @@ var rules = porcupine.Model{
 // they were told.
 type crowd struct {
 	backend.Store
-	lose  func(key string) // deletes what the store has of key; nil = it keeps its data
-	keys  [2]string
-	limit backend.Limit
-	clock atomic.Int64 // us since base
-	start time.Time
+	lose     func(key string) // deletes what the store has of key; nil = it keeps its data
+	keys     [2]string
+	limit    backend.Limit
+	accounts [clients]map[string]*holder // by key
+	clock    atomic.Int64                // us since base
+	start    time.Time
+	still    bool // the clock stands, and the model judges what all get
 
 	mu      sync.Mutex
 	history []porcupine.Operation
@@ -133,6 +137,8 @@ type crowd struct {
 	tickets []request // takes that may be settled
 	letters []request // statements that may arrive again
 	seen    map[string]int
+	logs    map[string]*naive.Log // by key
+	vague   map[string]bool       // keys to which a call may have charged what nobody knows of, or given it back
 }
 
 const (
@@ -149,10 +155,15 @@ const (
 // newCrowd draws a limit. Its keys are new to the store.
 func newCrowd(s backend.Store, seed uint64, seen map[string]int) *crowd {
 	rnd := randv2.New(randv2.NewPCG(seed, 99))
-	return &crowd{
+	c := &crowd{
 		Store: s, keys: [2]string{rand.Text(), rand.Text()}, start: time.Now(), seen: seen,
 		limit: backend.Limit{Tokens: []int64{5, 20, 60}[rnd.IntN(3)], Window: window},
+		still: seed%2 == 0, logs: make(map[string]*naive.Log), vague: make(map[string]bool),
 	}
+	for _, key := range c.keys {
+		c.logs[key] = &naive.Log{Limit: c.limit.Tokens}
+	}
+	return c
 }
 
 // run lets each make some operations, and returns why no order explains them, or nothing.
@@ -160,86 +171,129 @@ func (c *crowd) run(seed uint64) string {
 	const each = 14
 	var all sync.WaitGroup
 	for who := range clients {
-		all.Go(func() { c.client(fmt.Sprint(who), each, randv2.New(randv2.NewPCG(seed, uint64(who)))) })
+		c.accounts[who] = map[string]*holder{c.keys[0]: {}, c.keys[1]: {}}
+		all.Go(func() { c.client(who, each, randv2.New(randv2.NewPCG(seed, uint64(who)))) })
 	}
 	all.Go(func() { c.caller(each, randv2.New(randv2.NewPCG(seed, clients))) })
 	all.Wait()
+	for who, accounts := range c.accounts { // an old statement may have charged something since each one's last
+		for key, h := range accounts {
+			c.settle(who, key, h)
+		}
+	}
+	c.rest()
 	return cmp.Or(c.wrong, c.check())
 }
 
 // holder is a client's account of one key, and what has happened to it.
 type holder struct {
-	account.Account
-	window backend.Window
-	held   int64 // tokens
-	spent  int64 // in its life
-	paid   int64 // debt that was charged, in its life
-	moved  account.Moved
+	hand.Hand
+	spent int64 // in its life
+	paid  int64 // debt that was charged, in its life
+	moved account.Moved
 }
 
-// client keeps accounts, spends, overruns and gives back, as a limiter does. In the end it
-// hears what the store has of its accounts.
-func (c *crowd) client(name string, each int, rnd *randv2.Rand) {
-	accounts := map[string]*holder{c.keys[0]: {}, c.keys[1]: {}}
-	defer func() {
-		for key, h := range accounts {
-			c.settle(name, key, h)
-		}
-	}()
+// judge tells the model of a key something. It is wrong if time stands still: else the clocks of calls may be in any order.
+func (c *crowd) judge(key string, tell func(*naive.Log) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := tell(c.logs[key]); err != nil && c.still {
+		c.wrong = cmp.Or(c.wrong, err.Error())
+	}
+}
+
+// client keeps accounts, spends, overruns and gives back, as a limiter does.
+func (c *crowd) client(who, each int, rnd *randv2.Rand) {
+	accounts := c.accounts[who]
 	for range each {
 		key, now := c.tick(rnd)
 		h := accounts[key]
-		n := rnd.Int64N(h.held + 1)
-		h.held, h.spent = h.held-n, h.spent+n
-		if back := rnd.Int64N(h.held + 1); back > 0 && rnd.IntN(3) == 0 {
-			h.Return(back)
-			h.held -= back
+		n := rnd.Int64N(h.Held + 1)
+		h.Held, h.spent = h.Held-n, h.spent+n
+		if n > 0 {
+			c.judge(key, func(l *naive.Log) error { return l.Spend(now, who, h.Name(c.limit), n) })
+		}
+		if back := rnd.Int64N(h.Held + 1); back > 0 && rnd.IntN(3) == 0 {
+			c.judge(key, func(l *naive.Log) error { return h.GiveBack(c.limit, l, who, back) })
 			c.saw("give-back", true)
 		}
-		if h.window != 0 && rnd.IntN(8) == 0 {
-			h.Declare(1 + rnd.Int64N(5))
+		if h.Window != 0 && rnd.IntN(8) == 0 {
+			for range 1 + rnd.Int64N(5) {
+				c.judge(key, func(l *naive.Log) error { h.Declare(c.limit, l, who, now); return nil })
+			}
 			c.saw("overrun", true)
 		}
 		want := rnd.Int64N(c.limit.Tokens/[]int64{1, 4, 4}[rnd.IntN(3)] + 2)
-		q := request{op: "sync", key: key, limit: c.limit, now: now}
-		q.sync = backend.SyncRequest{
-			Key: key, Client: name, Limit: c.limit, Want: want, Need: rnd.Int64N(want + 1), Exact: rnd.IntN(3) == 0,
-		}
-		h.State(&q.sync, h.window, 0)
+		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: h.Ask(c.limit, key, fmt.Sprint(who), want)}
+		q.sync.Need, q.sync.Exact, q.sync.Idle = rnd.Int64N(want+1), rnd.IntN(3) == 0, 0
 		if r := c.send(q, c.fate(rnd)); !r.unknown {
-			c.apply(h, q.sync, r.sync)
+			c.apply(who, key, h, q, r.sync)
 		}
 	}
 }
 
 // apply applies a reply to h, and compares the account with what has happened.
-func (c *crowd) apply(h *holder, q backend.SyncRequest, r backend.SyncReply) {
-	var held int64 // in a window that is not r's
-	if r.Window != h.window {
-		held = h.held
-	}
-	m := h.Apply(q, r, held)
-	if r.Window != h.window && !r.Carried {
-		h.held = 0
-	}
-	h.held += r.Grant
-	h.window = r.Window
+func (c *crowd) apply(who int, key string, h *holder, q request, r backend.SyncReply) {
+	c.judge(key, func(l *naive.Log) error {
+		return h.Apply(c.limit, l, who, hand.Call{Q: q.sync, R: r, Sent: q.now}, q.now)
+	})
+	m := h.Moved
 	h.paid += m.Taken - r.Grant
 	h.moved.Taken += m.Taken
 	h.moved.Returned += m.Returned
 	h.moved.Expired += m.Expired
 	c.that(min(m.Taken-r.Grant, m.Returned, m.Expired) >= 0, "%+v moved back", m)
-	c.that(h.Spent(h.held) == h.spent+h.paid, "the account has %d spent, which were %d and a debt of %d", h.Spent(h.held), h.spent, h.paid)
-	c.that(h.moved.Taken == h.Spent(h.held)+h.moved.Returned+h.moved.Expired+h.held+h.Unconfirmed(), "%+v does not balance", h)
+	spent := h.Account.Spent(h.Held)
+	c.that(spent == h.spent+h.paid, "the account has %d spent, which were %d and a debt of %d", spent, h.spent, h.paid)
+	c.that(h.moved.Taken == spent+h.moved.Returned+h.moved.Expired+h.Held+h.Account.Unconfirmed(), "%+v does not balance", h)
 }
 
 // settle makes h's last statement, on a good network. Then nothing is outstanding.
-func (c *crowd) settle(name, key string, h *holder) {
-	q := request{op: "sync", key: key, limit: c.limit, now: base + c.clock.Load()}
-	q.sync = backend.SyncRequest{Key: key, Client: name, Limit: c.limit}
-	h.State(&q.sync, h.window, 0)
-	c.apply(h, q.sync, c.send(q, "").sync)
-	c.that(!h.Outstanding(), "%+v is outstanding", h)
+func (c *crowd) settle(who int, key string, h *holder) {
+	q := request{op: "sync", key: key, limit: c.limit, now: base + c.clock.Load(), sync: h.Ask(c.limit, key, fmt.Sprint(who), 0)}
+	q.sync.Exact, q.sync.Idle = false, 0
+	c.apply(who, key, h, q, c.send(q, "").sync)
+	c.that(!h.Account.Outstanding(), "%+v is outstanding", h)
+}
+
+// rest compares what is free, when all have settled, with what the model says.
+func (c *crowd) rest() {
+	for _, key := range c.keys {
+		now := base + c.clock.Load()
+		r := c.send(request{op: "check", key: key, limit: c.limit, now: now}, "")
+		l := c.logs[key]
+		least, most := l.Free(now, hand.Name(c.limit, r.state.Window, 0))
+		free := r.state.Remaining
+		c.that(!c.still || c.vague[key] || len(l.Losses) > 0 || least <= free && free <= most, "at rest %d tokens are free, for %d to %d: %+v", free, least, most, l)
+	}
+}
+
+// note tells the model what a call of the caller does: before it is made what it may lose or give back, and after it what
+// it was charged.
+func (c *crowd) note(q request, r reply, made bool) {
+	const who = clients
+	w := hand.Name(c.limit, q.window, 0)
+	c.judge(q.key, func(l *naive.Log) error {
+		switch {
+		case q.op == "lose" && !made:
+			l.Losses = append(l.Losses, base)
+		case q.op == "reset" && !made:
+			l.Resets = append(l.Resets, base)
+		case q.op == "settle" && q.tokens < 0 && !made:
+			_ = l.Refund(base, who, w, -q.tokens)
+			return l.Return(who, w, -q.tokens)
+		case q.op == "settle" && made && r.settle.Open && q.tokens > 0:
+			l.Declare(base, who, w, q.tokens)
+		case q.op == "take" && made && r.take.Allowed:
+			w = hand.Name(c.limit, r.take.Window, 0)
+			l.Grant(who, w, q.tokens)
+			return l.Spend(base, who, w, q.tokens)
+		}
+		if made && r.unknown && (q.op == "take" || q.op == "settle") {
+			c.vague[q.key] = true
+		}
+		return nil
+	})
 }
 
 func (c *crowd) that(ok bool, format string, args ...any) {
@@ -295,6 +349,9 @@ func (c *crowd) old(list *[]request, q *request, rnd *randv2.Rand) bool {
 
 // tick moves the clock of all, sometimes over the end of a window, and draws a key.
 func (c *crowd) tick(rnd *randv2.Rand) (key string, now int64) {
+	if c.still {
+		return c.keys[rnd.IntN(2)], base
+	}
 	steps := []time.Duration{0, time.Microsecond, 900 * time.Microsecond, time.Second, time.Second, 9 * time.Second}
 	return c.keys[rnd.IntN(2)], base + c.clock.Add(steps[rnd.IntN(len(steps))].Microseconds())
 }
@@ -312,6 +369,7 @@ func (c *crowd) saw(what string, happened bool) {
 func (c *crowd) send(q request, fate string) reply {
 	call := time.Since(c.start).Nanoseconds()
 	r := reply{unknown: true}
+	c.note(q, r, false)
 	if fate != "lost request" {
 		got, err := c.do(q)
 		if err == nil && fate == "" {
@@ -322,6 +380,7 @@ func (c *crowd) send(q request, fate string) reply {
 	if r.unknown {
 		end = never
 	}
+	c.note(q, r, true)
 	c.record(q, r)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -459,6 +518,28 @@ func TestOrderNotices(t *testing.T) {
 	for seed := range uint64(200) {
 		require.Empty(t, newCrowd(memstore.New(), seed, map[string]int{}).run(seed))
 		if newCrowd(careless{memstore.New()}, seed, map[string]int{}).run(seed) != "" {
+			return
+		}
+	}
+	t.Error("nobody noticed")
+}
+
+// lavish is a store that lets everybody in.
+type lavish struct{ backend.Store }
+
+func (s lavish) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	reply, err := s.Store.Take(ctx, r)
+	reply.Allowed = true
+	return reply, err
+}
+
+// TestModelNotices: the model finds that too much was spent, whatever porcupine says.
+func TestModelNotices(t *testing.T) {
+	for seed := uint64(0); seed < 200; seed += 2 {
+		c := newCrowd(lavish{memstore.New()}, seed, map[string]int{})
+		c.run(seed)
+		if c.wrong != "" {
+			assert.Contains(t, c.wrong, "tokens")
 			return
 		}
 	}

@@ -25,13 +25,19 @@ func (c *scope) rest(s *state) error {
 	for i := range c.clients {
 		s.clients[i].Hand = cloneHand(s.clients[i].Hand)
 	}
-	if c.settle(s) == nil {
+	if err := c.settle(s); err != nil {
+		return err
+	}
+	if c.compare(s) == nil {
 		return nil
 	}
-	return c.settle(s) // once more, on top of what the first statements have brought
+	if err := c.settle(s); err != nil { // once more, on top of what the first statements have brought
+		return err
+	}
+	return c.compare(s)
 }
 
-// settle lets all clients state their accounts, and judges what is free then.
+// settle lets all clients state their accounts.
 func (c *scope) settle(s *state) error {
 	now, resets := c.now(s), int64(len(s.log.Resets))
 	for i := range c.clients {
@@ -43,6 +49,12 @@ func (c *scope) settle(s *state) error {
 			}
 		}
 	}
+	return nil
+}
+
+// compare compares what is free with what the model says.
+func (c *scope) compare(s *state) error {
+	now, resets := c.now(s), int64(len(s.log.Resets))
 	free, w := s.store.free(c, now, resets)
 	least, most := s.log.Free(now, w)
 	if len(s.log.Losses) > 0 { // what is held was asserted again, but maybe after the store had granted it to others

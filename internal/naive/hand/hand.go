@@ -3,6 +3,7 @@
 package hand
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -21,6 +22,7 @@ type Hand struct {
 	Held       int64
 	Generation int64 // of a rolling limit: how many Resets there had been when its account began
 	Charges    []Charge
+	Moved      account.Moved // by the last reply
 }
 
 // A Charge is a token that was spent, and may be refunded.
@@ -73,39 +75,37 @@ func (h *Hand) Ask(limit backend.Limit, key, name string, want int64) backend.Sy
 }
 
 // Apply applies the reply of the call of client who, and tells the model.
-func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) error {
+func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) (err error) {
 	q, r := o.Q, o.R
 	same := account.Same(q, r)
 	slides := h.Window != 0 && same && limit.Rolls
 	moved := !slides && (h.Window == 0 && r.Window != 0 || h.Window != 0 && (h.Window != r.Window || !same))
-	held, was, until, name := int64(0), h.Name(limit), h.Until(limit), q.Account
+	held, was, until := int64(0), h.Name(limit), h.Until(limit)
 	if !same {
 		overdraw(l, who, h.Account.Unpaid(), now)
 		if h.Held > 0 && !h.Over(now) && len(l.Losses)+len(l.Resets) == 0 {
-			return fmt.Errorf("client %d holds %d tokens that are void, though the store has kept its data", who, h.Held)
+			err = fmt.Errorf("client %d holds %d tokens that are void, though the store has kept its data", who, h.Held)
 		}
 	}
 	if moved {
 		held, h.Held, h.Charges = h.Held, 0, nil
 	}
-	h.Account.Apply(q, r, held)
+	h.Moved = h.Account.Apply(q, r, held)
 	if moved || slides && h.Window != r.Window {
 		h.Window, h.Deadline = r.Window, 0
 	}
-	if r.Account != name {
+	if r.Account != q.Account {
 		h.Generation = o.Resets
 	}
-	if moved && same {
+	if moved && same { // carried over
 		h.Held = held
-		if err := l.Return(who, was, held); err != nil {
-			return err
-		}
+		err = cmp.Or(err, l.Return(who, was, held))
 		l.Grant(who, h.Name(limit), held)
-	} else if err := l.Drop(until, who, was, held); err != nil {
-		return err
+	} else {
+		err = cmp.Or(err, l.Drop(until, who, was, held))
 	}
 	if h.Window == 0 {
-		return nil
+		return err
 	}
 	left := r.Left.Microseconds()
 	if limit.Rolls {
@@ -114,7 +114,7 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 	h.Deadline = max(h.Deadline, o.Sent+left-r.Left.Microseconds()/2000)
 	h.Held += r.Grant
 	l.Grant(who, h.Name(limit), r.Grant)
-	return nil
+	return err
 }
 
 // Spend admits a request for a token.
