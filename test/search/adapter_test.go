@@ -54,6 +54,7 @@ const (
 	notReasserted   fault = "no re-assertion"
 	refundedTwice   fault = "a refund is counted twice"
 	wrongWindow     fault = "a give-back in the wrong window"
+	secretLoss      fault = "a loss of the store that the model does not hear of"
 )
 
 // us is the length of the limit's window.

@@ -114,6 +114,7 @@ func TestPlanted(t *testing.T) {
 		{early, ofWindows(budget{}), ofSlices(budget{}, 0, 790, 2710)},
 		{notReasserted, ofWindows(budget{losses: 1}), ofSlices(budget{losses: 1})},
 		{refundedTwice, ofWindows(budget{refunds: 1}), ofSlices(budget{refunds: 1})},
+		{secretLoss, ofWindows(budget{losses: 1}), ofSlices(budget{losses: 1})}, // it is what a loss costs
 		{wrongWindow, ofWindows(budget{returns: 1, repeats: 1}), ofSlices(budget{refunds: 1})},
 	} {
 		for _, c := range []*scope{row.fixed, row.rolls} {

@@ -281,7 +281,9 @@ func (c *scope) do(s *state, a action) (err error) {
 		} else {
 			s.left.ledgers--
 		}
-		l.Losses = append(slices.Clip(l.Losses), now)
+		if c.fault != secretLoss {
+			l.Losses = append(slices.Clip(l.Losses), now)
+		}
 		s.store.lose(a.kind == loseLedger)
 		s.later += 1000
 	}
