@@ -185,8 +185,7 @@ var (
 
 // links returns the links of a comment, and what looks like one and is none.
 func (p *pkg) links(text string) (all []docLink) {
-	var texts func(ts []gocomment.Text)
-	texts = func(ts []gocomment.Text) {
+	texts := func(ts []gocomment.Text) {
 		for i, t := range ts {
 			switch t := t.(type) {
 			case gocomment.Plain:
