@@ -1,9 +1,12 @@
-// Package chance draws the random times over which the library spreads its calls.
-// With a seed, a simulation of a whole fleet replays.
+// Package chance draws what is random in the library: the times over which it spreads its calls,
+// and the clients that a store looks at. With a seed, a simulation of a whole fleet replays.
 package chance
 
 import (
+	"iter"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -28,6 +31,23 @@ func Part(d time.Duration) time.Duration {
 // wait for intervals of n times the mean, together they make one event every mean.
 func Interval(mean time.Duration) time.Duration {
 	return time.Duration(generator().ExpFloat64() * float64(mean))
+}
+
+// Order ranges over m in random order: as a map does or, with a seed, in one that follows from the
+// seed and the instant.
+func Order[V any](m map[string]V) iter.Seq2[string, V] {
+	if seeded.Load() == nil {
+		return maps.All(m)
+	}
+	names := slices.Sorted(maps.Keys(m))
+	at := int(Part(time.Duration(len(names))))
+	return func(yield func(string, V) bool) {
+		for _, name := range append(names[at:], names[:at]...) {
+			if v, ok := m[name]; ok && !yield(name, v) {
+				return
+			}
+		}
+	}
 }
 
 type source interface {

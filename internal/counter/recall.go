@@ -105,7 +105,7 @@ func present(a account) bool { return a.present }
 
 // some draws up to most other clients for which pick holds, of at most n that it looks at.
 func (s *statement) some(n, most int, pick func(account) bool) (names []string) {
-	for name, a := range s.c.own {
+	for name, a := range chance.Order(s.c.own) {
 		if n--; n < 0 {
 			break
 		}

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/counter"
 )
 
@@ -46,7 +47,7 @@ func (s *statement) messages() []counter.Message {
 // some draws up to most other clients for which pick holds, of those that it looks at.
 func (s *statement) some(most int, pick func(account) bool) (names []string) {
 	looked := 0
-	for name, a := range s.r.own {
+	for name, a := range chance.Order(s.r.own) {
 		if looked++; looked > counter.Sample {
 			break
 		}

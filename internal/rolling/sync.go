@@ -2,6 +2,7 @@ package rolling
 
 import (
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/demand"
 )
@@ -69,7 +70,7 @@ const sweeps = 5
 // that would void them all.
 func (s *statement) sweep() {
 	looked := 0
-	for name, a := range s.r.own {
+	for name, a := range chance.Order(s.r.own) {
 		if looked++; looked > counter.AtOnce {
 			return
 		}
