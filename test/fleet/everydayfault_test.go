@@ -98,7 +98,7 @@ func TestEverydayTable(t *testing.T) {
 	b.rows["3/60/bursts"] = sums{Windows: 10, Requests: 1000, Calls: 200, Waited: 300, Tokens: 1}.figures()
 	then := parse(b.text(block{}, 0))["default"]
 	require.NotContains(t, b.text(then, 0.05), "!")
-	b.rows["3/60/bursts"] = sums{Windows: 10, Requests: 1000, Calls: 209, Waited: 302, Tokens: 1}.figures()
+	b.rows["3/60/bursts"] = sums{Windows: 10, Requests: 1000, Calls: 209, Waited: 309, Tokens: 1}.figures()
 	require.NotContains(t, b.text(then, 0.05), "!")
 	b.rows["3/60/bursts"] = sums{Windows: 10, Requests: 1000, Calls: 400, Waited: 600, Needless: 1, Tokens: 1}.figures()
 	text := b.text(then, 0.05)
@@ -109,5 +109,5 @@ func TestEverydayTable(t *testing.T) {
 	text = verdict(map[string]block{"default": b, "exact": exact}, map[string]block{"default": then})
 	require.Contains(t, text, "calls at most 2 above exact need, 6 for several tokens: ✗ 1: 3/60/bursts 40.0 (20.0)")
 	require.Contains(t, text, "default: none needless: ✗ 1: 3/60/bursts 0.10")
-	require.Contains(t, text, "sum of the calls of the first 84 rows: 40.0; committed 20.0")
+	require.NotContains(t, text, "sum of the calls", "of a part of the rows")
 }

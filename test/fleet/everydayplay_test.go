@@ -47,6 +47,7 @@ type process struct {
 	calls   int           // whose reply is not yet sent
 	replies time.Duration // when the last one comes
 	looked  bool          // somebody waits for it to come to rest
+	look    time.Duration // the last instant at which it was looked at or settled
 }
 
 // record is what happened.
@@ -96,7 +97,7 @@ func (g *game) run(t *testing.T, requests []request) {
 		g.limiters = append(g.limiters, l)
 	}
 	for _, q := range requests {
-		g.sleepUntil(q.at)
+		time.Sleep(q.at - g.now())
 		g.active.Go(func() { g.ask(q) })
 	}
 	g.active.Wait()
@@ -131,8 +132,6 @@ func (g *game) close(t *testing.T) {
 
 func (g *game) now() time.Duration { return time.Since(g.begin) }
 
-func (g *game) sleepUntil(at time.Duration) { time.Sleep(at - g.now()) }
-
 // travel is how long one way takes that starts now.
 func (g *game) travel(who int, leg testnet.Leg) time.Duration {
 	event := map[testnet.Leg]time.Duration{testnet.Going: reach, testnet.Coming: reply, testnet.Message: message}[leg]
@@ -158,10 +157,16 @@ func (g *game) locked(do func()) {
 	do()
 }
 
-// look returns the next instant at which a process may be looked at: at that one none of its own
-// events is, but the arrival of a call at the store.
-func (g *game) look(process int, after time.Duration) time.Duration {
-	return lane(process).next(g.now()+after+1, reach)
+// look waits for a time and then for the next instant at which nothing else happens at a process: none
+// of its own events but the arrival of a call at the store.
+func (g *game) look(process int, after time.Duration) {
+	var at time.Duration
+	g.locked(func() {
+		p := &g.all[process]
+		at = lane(process).next(max(g.now()+after, p.look)+1, reach)
+		p.look = at
+	})
+	time.Sleep(at - g.now())
 }
 
 // ask makes a request, and settles it if it used less.
@@ -178,7 +183,7 @@ func (g *game) ask(q request) {
 	if q.used < 0 || !a.allowed || err != nil {
 		return
 	}
-	g.sleepUntil(g.look(q.process, chance.Interval(g.window/120)))
+	g.look(q.process, chance.Interval(g.window/120))
 	err = l.Settle(context.Background(), r, q.used)
 	a.asked, a.at, a.tokens, a.waited = g.now(), g.now(), q.used-q.tokens, false
 	g.note(a, err)
@@ -197,7 +202,7 @@ func (g *game) rest(process int) {
 	p, looked := &g.all[process], false
 	g.locked(func() { p.looked, looked = true, p.looked })
 	for atRest := false; !looked && !atRest; {
-		g.sleepUntil(g.look(process, g.away))
+		g.look(process, g.away)
 		g.locked(func() {
 			atRest = p.callers+p.calls == 0 && p.replies < g.now()
 			p.looked = !atRest

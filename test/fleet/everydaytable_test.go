@@ -31,23 +31,26 @@ Rolling limits: a spent token counts for 1.05 windows, and each window's time ha
 `
 
 const restHeading = `Idle at rest: tokens that a process holds after a visit of 10, 20 or 50 requests at one instant, if one of these was
-admitted, when nobody waits and no call is under way: the mean, and the most. Limit/window/round trip, 5 processes with 4 visits each a window.
+admitted, when nobody waits and no call is under way: the mean, and the most. Limit/window/round trip; 5 processes have
+4 visits each a window.
 `
 
-// column is a figure of each row. A change by less than its margin, or by a twentieth, is not marked.
+// column is a figure of each row. A change is marked if it is more than the margin and, unless the figure
+// is a share, more than a part of the figure, which a flag says.
 type column struct {
 	name   string
 	digits int
 	margin float64
+	share  bool
 }
 
 var rowColumns = []column{
-	{"calls", 1, 0.5}, {"first", 2, 0.005}, {"worst", 1, 0.05}, {"needless", 2, 0.005}, {"waited", 1, 1},
-	{"late", 1, 2}, {"longest", 1, 2}, {"used", 1, 0.5},
+	{"calls", 1, 0.5, false}, {"first", 2, 0.005, true}, {"worst", 1, 0.05, true}, {"needless", 2, 0.005, true}, {"waited", 1, 1, true},
+	{"late", 1, 2, false}, {"longest", 1, 2, false}, {"used", 1, 0.5, true},
 }
 
 var restColumns = []column{
-	{"mean 10", 1, 1}, {"most 10", 0, 2}, {"mean 20", 1, 1}, {"most 20", 0, 2}, {"mean 50", 1, 1}, {"most 50", 0, 2},
+	{"mean 10", 1, 1, false}, {"most 10", 0, 2, false}, {"mean 20", 1, 1, false}, {"most 20", 0, 2, false}, {"mean 50", 1, 1, false}, {"most 50", 0, 2, false},
 }
 
 const calls, first, worst, needless, waited, late, longest, used = 0, 1, 2, 3, 4, 5, 6, 7 // of rowColumns
@@ -144,8 +147,11 @@ func (b block) text(then block, margin float64) string {
 	return heading + fmt.Sprintf("\n%s: %s\n", b.name, b.what) + table.Text(cells, false)
 }
 
-// changed reports whether a figure differs by more than its margin, and the part margin of it.
+// changed reports whether a figure is to be marked.
 func (c column) changed(then, now, margin float64) bool {
+	if c.share {
+		margin = 0
+	}
 	if math.IsNaN(then) || math.IsNaN(now) {
 		return math.IsNaN(then) != math.IsNaN(now)
 	}
@@ -173,17 +179,23 @@ func parse(text string) map[string]block {
 	return all
 }
 
-// verdict is what a table is judged by, if then is the committed one.
+// verdict is what a table is judged by, if then is the committed one. Exact need is that of the
+// committed table if it was not measured.
 func verdict(now, then map[string]block) string {
 	text := "\nJudged:\n"
 	say := func(what string, missed []string) {
 		mark := "✓"
-		if len(missed) > 0 {
-			mark = fmt.Sprintf("✗ %d: %s", len(missed), strings.Join(missed, ", "))
+		if n := len(missed); n > 20 {
+			mark = fmt.Sprintf("✗ %d: %s, …", n, strings.Join(missed[:5], ", "))
+		} else if n > 0 {
+			mark = fmt.Sprintf("✗ %d: %s", n, strings.Join(missed, ", "))
 		}
 		text += "  " + what + " " + mark + "\n"
 	}
 	base, exact := now["default"], now["exact"]
+	if exact.rows == nil {
+		exact = then["exact"]
+	}
 	sum := func(b block) (sum float64) {
 		for _, name := range classic() {
 			if row := b.rows[name]; row != nil {
@@ -192,7 +204,9 @@ func verdict(now, then map[string]block) string {
 		}
 		return sum
 	}
-	text += fmt.Sprintf("  sum of the calls of the first 84 rows: %.1f; committed %.1f, exact need %.1f; bar 2100\n", sum(base), sum(then["default"]), sum(exact))
+	if whole := classic(); base.rows[whole[0]] != nil && base.rows[whole[len(whole)-1]] != nil {
+		text += fmt.Sprintf("  sum of the calls of the first 84 rows: %.1f; committed %.1f, exact need %.1f; bar 2100\n", sum(base), sum(then["default"]), sum(exact))
+	}
 	missing := func(b block, other map[string][]float64, format string, i int, beyond func(name string, v, other float64) bool) (missed []string) {
 		for _, name := range b.names {
 			if o := other[name]; o != nil && beyond(name, b.rows[name][i], o[i]) {
@@ -214,6 +228,9 @@ func verdict(now, then map[string]block) string {
 	}))
 	say("waits at most 2 points above exact need's:", missing(base, exact.rows, than, waited, func(_ string, v, o float64) bool { return v > o+2+1e-9 }))
 	for _, b := range []block{base, now["direct"], now["rolling"]} {
+		if b.rows == nil {
+			continue
+		}
 		alone := func(what, format string, i int, bad func(v float64) bool) {
 			say(b.name+": "+what, missing(b, b.rows, format, i, func(_ string, v, _ float64) bool { return bad(v) }))
 		}
@@ -223,6 +240,9 @@ func verdict(now, then map[string]block) string {
 	}
 	for _, p := range restPolicies {
 		b := now["rest-"+p.name]
+		if b.rows == nil {
+			continue
+		}
 		var missed []string
 		for _, name := range b.names {
 			limit, _ := strconv.ParseFloat(name[:strings.Index(name, "/")], 64)

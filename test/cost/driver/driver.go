@@ -127,10 +127,11 @@ func must(err error) {
 // plenty is more than a job asks for.
 var plenty = reservoir.Limit{Tokens: 1 << 40, Window: time.Hour}
 
-// limiter returns a limiter with a store of its own over the client of the rig.
+// limiter returns a limiter with a store of its own over the client of the rig. Its fetch timeout is
+// long: each of 512 callers that are served from memory may run for 10 ms before a reply is read.
 func (r *rig) limiter(l reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	store := redisstore.New(r.client)
-	opts = append(opts, reservoir.WithFetchTimeout(5*time.Second), reservoir.WithMaxKeys(math.MaxInt32))
+	opts = append(opts, reservoir.WithFetchTimeout(time.Minute), reservoir.WithMaxKeys(math.MaxInt32))
 	limiter, err := reservoir.New(store, l, opts...)
 	must(err)
 	r.open = append(r.open, func() {
