@@ -123,6 +123,7 @@ func (s shape) part(p unsafe.Pointer) {
 // hash adds the value at p of that shape to d.
 //
 //go:norace
+//go:nocheckptr
 func (s shape) hash(d *digest, p unsafe.Pointer) {
 	for i := range s {
 		l := &s[i]
