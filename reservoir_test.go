@@ -240,6 +240,23 @@ func TestFaultyOptions(t *testing.T) {
 	require.ErrorIs(t, err, reservoir.ErrLimit)
 }
 
+// A key that has no limit, as by a typo in a map of plans, is an error and not a ban; so is a Key that
+// no limiter has made.
+func TestNoLimitAndNoKey(t *testing.T) {
+	plans := map[string]reservoir.Limit{"free": reservoir.PerMinute(1), "banned": reservoir.Block()}
+	l := open(t, memstore.New(), reservoir.PerMinute(1), reservoir.WithLimits(func(key string) reservoir.Limit { return plans[key] }))
+	_, err := l.Allow(bg, "fre")
+	assert.ErrorIs(t, err, reservoir.ErrLimit)
+	_, err = l.Check(bg, "fre")
+	assert.ErrorIs(t, err, reservoir.ErrLimit)
+	assert.Equal(t, reservoir.Result{}, allow(t, l, "banned", 1), "no waiting helps")
+	var none reservoir.Key
+	_, err = none.Allow(bg)
+	assert.ErrorIs(t, err, reservoir.ErrKey)
+	_, err = none.AllowN(bg, 0)
+	assert.ErrorIs(t, err, reservoir.ErrKey)
+}
+
 // Check charges nothing, and counts the stock at hand as there to be had.
 func TestCheck(t *testing.T) {
 	for name, opt := range everyPolicy() {
