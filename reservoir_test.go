@@ -791,6 +791,7 @@ func TestGroupTellsOfEachLimit(t *testing.T) {
 				for range extra {
 					cost, keys = append(cost, 1), append(keys, "k")
 				}
+				synctest.Wait() // what is on its way is in neither stock nor store
 				r, err := g.AllowEach(bg, cost, keys...)
 				require.NoError(t, err)
 				for j, want := range step.want {

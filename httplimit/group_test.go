@@ -85,6 +85,7 @@ func TestGroup(t *testing.T) {
 					{"c", "", 400, "", "  ", 150, 10},
 				} {
 					status = step.status
+					synctest.Wait() // what is on its way is in neither stock nor store
 					headers := []string{"X-User", step.user, "X-Org", step.org}
 					resp := get(h, headers...)
 					require.Equal(t, step.status, resp.StatusCode, i)
@@ -172,6 +173,7 @@ func TestLimitsThatAreNotAsked(t *testing.T) {
 					{"c", "w", 429, both, `"default";r=0;t=3600`, "default 0"},
 					{"root", "w", 429, `"default";q=3;w=3600`, `"default";r=0;t=3600`, "default 0"},
 				} {
+					synctest.Wait() // what is on its way is in neither stock nor store
 					header := []string{"X-User", step.user, "X-Org", "x"}
 					if step.write != "" {
 						header = append(header, "X-Write", step.write)
