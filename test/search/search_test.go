@@ -129,7 +129,8 @@ func TestPlanted(t *testing.T) {
 }
 
 // TestKnown has the shortest schedules that the code is known not to withstand. What mends one deletes its row, and what
-// keeps it out of the other tests: scope.wrong, and in ofWindows an instant that is the very end of a window.
+// keeps it out of the other tests: scope.wrong, in ofWindows an instant that is the very end of a window, and in start the longer
+// Linger.
 func TestKnown(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -144,6 +145,10 @@ func TestKnown(t *testing.T) {
 		{
 			"what was void by a Reset is carried over in the last millisecond of its window", ofWindows(budget{resets: 1}, 0, 2199),
 			"are free, and 1 should be", "b hears: 1 granted",
+		},
+		{
+			"after a statement that was lost the account no longer knows when tokens were spent, and they count for slices longer",
+			ofSlices(budget{lost: 1}, 0, 2110), "at rest 1 tokens of {0 0 0} are free, and 2 should be", "time passes",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

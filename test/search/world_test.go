@@ -114,7 +114,7 @@ func (c *scope) start() *state {
 	s := &state{left: c.most, log: naive.Log{Limit: c.limit.Tokens}}
 	if c.limit.Rolls {
 		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Slices
-		if c.most.lost+c.most.repeats > 0 { // the next statement no longer knows when tokens were spent
+		if c.most.lost+c.most.repeats > 0 && !c.known { // the next statement no longer knows when tokens were spent; see TestKnown
 			s.log.Linger += c.lease()
 		}
 	}
