@@ -1535,3 +1535,23 @@ func TestRollingStep(t *testing.T) {
 		})
 	}
 }
+
+// TestRollingRefundAfterSilence: what was spent before a silence is not given back after it, although the
+// store's clock has stepped back and shows an earlier time than the window of its Result.
+func TestRollingRefundAfterSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net, limit := testnet.Far(time.Millisecond), reservoir.PerSecond(5).Rolling()
+		l, other := open(t, net.Port(0, 0), limit), open(t, net.Port(1, 0), limit)
+		require.True(t, allow(t, other, "k", 1).Allowed)
+		net.Skew(-10 * time.Second)
+		old := allow(t, l, "k", 4)
+		require.Equal(t, reservoir.Fetched, old.Source)
+		require.True(t, old.Allowed)
+		time.Sleep(2 * time.Second)
+		require.True(t, allow(t, l, "k", 5).Allowed)
+		require.NoError(t, l.Refund(bg, old))
+		time.Sleep(100 * time.Millisecond) // a statement would have carried it
+		require.False(t, allow(t, other, "k", 4).Allowed, "9 of 5 within a tenth of a second")
+		require.EqualValues(t, 4, l.Stats().Expired)
+	})
+}

@@ -165,8 +165,10 @@ if not alive then
     if not got[1] then era = now end
     all(true)
   end
-  since, last, sum, total, span, unit, ahead, void, cold = now, now, 0, 0, length, 50 * length, 0, 0, true
-  low = floor(now / unit) - 20
+  -- The key's clock goes on after the last slice, or tokens that count no more, and are given back, would seem to be of later ones.
+  since = got[1] and max(now, (low + 42 + far) * unit) or now
+  last, sum, total, span, unit, ahead, void, cold = since, 0, 0, length, 50 * length, since - now, 0, true
+  low = floor(since / unit) - 20
 end
 
 -- Move to now, by the key's clock. That never goes back: if the server's does, tokens of later slices would never count.
@@ -250,12 +252,12 @@ local function write(set)
   end
   call('HSET', KEYS[1], unpack(set))
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
-  if cold or floor(low / 5) ~= floor(before / 5) then  -- with five slices to spare
+  if cold or floor(low / 5) ~= floor(before / 5) then  -- with five slices to spare; when the server's clock is after the key's
     if not real then
       local t = call('TIME')
       real = t[1] * 1000000 + t[2]
     end
-    call('PEXPIREAT', KEYS[1], format('%d', (real + max((low + 48 + far) * unit, til) - at) / 1000 + 1000))
+    call('PEXPIREAT', KEYS[1], format('%d', (real - now + max((low + 48 + far) * unit, til)) / 1000 + 1000))
   end
 end
 

@@ -218,14 +218,14 @@ type table[T any, P state[T]] struct {
 type state[T any] interface {
 	*T
 	Opened() bool
-	Open(now int64) bool
+	Past(now int64) bool
 }
 
 const minSweep = 256
 
 func (t *table[T, P]) init() { t.keys, t.sweep = make(map[string]P), minSweep }
 
-// step makes a step of a key. Each time the map has doubled, it drops the keys that are over,
+// step makes a step of a key. Each time the map has doubled, it drops the keys that are past,
 // which is constant work for each new key and needs no goroutine.
 func (t *table[T, P]) step(key string, now int64, step func(P, int64)) {
 	c, held := t.keys[key]
@@ -236,7 +236,7 @@ func (t *table[T, P]) step(key string, now int64, step func(P, int64)) {
 		return
 	}
 	if len(t.keys) >= t.sweep {
-		maps.DeleteFunc(t.keys, func(_ string, old P) bool { return !old.Open(now) })
+		maps.DeleteFunc(t.keys, func(_ string, old P) bool { return old.Past(now) })
 		t.sweep = max(minSweep, 2*len(t.keys))
 	}
 	t.keys[strings.Clone(key)] = c // not to keep what key is a part of

@@ -67,6 +67,32 @@ func TestRollingLayout(t *testing.T) {
 	require.Eventually(t, func() bool { return client.DBSize(t.Context()).Val() == 0 }, 10*time.Second, 20*time.Millisecond)
 }
 
+// TestRollingClockAfterSilence: a ring that begins anew goes on after the last one, until the server's clock has come so far.
+// Until then it does not expire.
+func TestRollingClockAfterSilence(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s, now := redisstore.New(client), time.UnixMicro(1_900_000_000_000_000)
+	take := func(at time.Duration) backend.TakeReply {
+		r, err := s.Take(storeclock.With(t.Context(), now.Add(at)), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 1, Within: time.Second})
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		return r
+	}
+	first := take(0)
+	require.Equal(t, first.Window, take(-time.Hour).Window)
+	left := client.PTTL(t.Context(), "{k}:roll").Val()
+	require.Greater(t, left, time.Hour+29*3*time.Second)
+	require.Less(t, left, time.Hour+36*3*time.Second)
+
+	again := take(-time.Hour / 2)
+	require.Equal(t, 29*3*time.Second, time.Duration(again.Window-first.Window)*time.Millisecond, "in the first slice in which all was over")
+	require.Equal(t, 21*3*time.Second, again.Left)
+	left = client.PTTL(t.Context(), "{k}:roll").Val()
+	require.Greater(t, left, time.Hour/2+58*3*time.Second)
+	require.Less(t, left, time.Hour/2+65*3*time.Second)
+	require.Equal(t, first.Window+backend.Window(time.Hour/time.Millisecond), take(time.Hour).Window)
+}
+
 // TestRollingBytes: what a busy key takes, with all of its slices in use.
 func TestRollingBytes(t *testing.T) {
 	client := redistest.Start(t).Client()

@@ -88,6 +88,9 @@ func (c *Counter) Opened() bool { return c.stop != 0 }
 // Open reports whether c has a window that is not over.
 func (c *Counter) Open(now int64) bool { return c.stop != 0 && c.stop*1000 >= now }
 
+// Past reports whether nothing is left of c at now.
+func (c *Counter) Past(now int64) bool { return !c.Open(now) }
+
 // enter moves c into the window that is open at now, or opens one of a request's limit. If
 // the window ends impossibly late, the clock has stepped back: its end is brought back, so
 // that nobody starves for longer than a window. It returns the window's length, as the

@@ -115,6 +115,7 @@ type world struct {
 	loss, again, tardy, debts float64 // chances of a call or reply
 	swift                     int64   // how long one takes that is not late, ns
 	coarse                    bool    // clients do not know in which slice they spend
+	patience                  int64   // until when after a direct call its request is settled, ns
 
 	queue    []event
 	order    int
@@ -137,7 +138,6 @@ type event struct {
 type spend struct {
 	at, tokens int64
 	window     backend.Window
-	account    int64
 }
 
 // grant says that from then on no more than that many tokens may count.
@@ -150,7 +150,7 @@ func newWorld(seed uint64, f fault) *world {
 	w.tokens = int64(5 * math.Pow(600, w.Float64()))
 	w.loss, w.again, w.tardy, w.debts = w.some(0.3), w.some(0.2), w.some(0.3), max(0, w.some(0.3)-0.15)
 	w.swift = int64(w.length) / []int64{1, 10, 100, 1000}[w.IntN(4)] / backend.Slices
-	w.coarse = w.IntN(4) == 0
+	w.coarse, w.patience = w.IntN(4) == 0, int64(w.length)
 	return w
 }
 
@@ -363,26 +363,27 @@ func (c *client) spend(n int64) {
 	}
 	c.spent += n
 	c.pair()
-	c.spends = append(c.spends, c.admit(n, c.q.Window, c.q.Account))
+	c.spends = append(c.spends, c.admit(n, c.q.Window))
 }
 
-func (w *world) admit(n int64, window backend.Window, account int64) *spend {
-	s := &spend{w.t, n, window, account}
+func (w *world) admit(n int64, window backend.Window) *spend {
+	s := &spend{w.t, n, window}
 	w.spends = append(w.spends, s)
 	w.tally.tokens += n
 	return s
 }
 
-// refund gives back some of what was spent before.
+// refund gives back some of what was spent before, of an account that is over too, but no more than was spent of this one.
 func (c *client) refund() {
 	if len(c.spends) == 0 {
 		return
 	}
 	s := c.spends[c.IntN(len(c.spends))]
-	if s.tokens == 0 || s.account != c.q.Account {
+	most := min(s.tokens, c.spent-c.q.Refunded)
+	if most <= 0 {
 		return
 	}
-	n := c.upTo(s.tokens)
+	n := c.upTo(most)
 	s.tokens -= n
 	c.refunded += n
 	if c.fault.refund {
@@ -443,7 +444,7 @@ func (w *world) sync(q backend.SyncRequest) backend.SyncReply {
 	if r.Grant > r.Recovered {
 		w.grants = append(w.grants, grant{w.t, q.Limit.Tokens})
 	}
-	if w.fault == (fault{}) && (w.back == 0 && (r.Reasserted > 0 || r.Learning) || r.Conflict) { // a ring that begins anew forgets how far the clock stepped back
+	if w.fault == (fault{}) && (r.Reasserted > 0 || r.Learning || r.Conflict) {
 		w.failf("loss: %+v for %+v", r, q)
 	}
 	if w.learnt = w.learnt || r.Learning; r.Recovered > 0 {
@@ -536,8 +537,8 @@ func (c *client) direct() {
 				return
 			}
 			c.tally.direct++
-			s := c.admit(n, r.Window, 0)
-			c.after(c.Int64N(int64(c.length)), func() {
+			s := c.admit(n, r.Window)
+			c.after(c.Int64N(c.patience), func() {
 				switch c.IntN(4) {
 				case 0:
 					c.settle(r.Window, c.upTo(n))
@@ -599,9 +600,19 @@ func (w *world) run() string {
 		w.clients = append(w.clients, w.join(""))
 	}
 	end := int64(w.length) * (3 + w.Int64N(4))
+	silence, busy := int64(0), end
+	if w.IntN(3) == 0 { // nobody acts until the ring is over, and then there are requests from before
+		silence = int64(w.length) * 2
+		busy, end = w.Int64N(end), end+silence
+		w.patience = end
+	}
 	acts := 150 + w.IntN(400)
 	for range acts {
-		w.after(w.Int64N(end), func() { w.clients[w.IntN(len(w.clients))].act() })
+		at := w.Int64N(end - silence)
+		if at >= busy {
+			at += silence
+		}
+		w.after(at, func() { w.clients[w.IntN(len(w.clients))].act() })
 	}
 	for range w.IntN(4) { // the store's clock steps back
 		w.after(w.Int64N(end), func() {

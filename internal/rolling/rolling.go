@@ -77,8 +77,16 @@ func (r *Ring) Opened() bool { return r.length != 0 }
 // Open reports whether anything in r matters at now.
 func (r *Ring) Open(now int64) bool {
 	at := now + r.ahead
-	return r.length != 0 && (backend.Slice(at, r.length) <= r.low+2*backend.Slices+backend.Refundable || at < r.until)
+	return r.length != 0 && (at < r.over() || at < r.until)
 }
+
+// over is when all is over that r has charged, by its clock. It is 0 if r was never charged.
+func (r *Ring) over() int64 {
+	return (r.low + 2*backend.Slices + backend.Refundable + 1) * (r.length.Microseconds() / backend.Slices)
+}
+
+// Past reports whether nothing is left of r at now, its clock neither.
+func (r *Ring) Past(now int64) bool { return !r.Open(now) && now >= r.over() }
 
 func (r *Ring) slot(slice int64) *int64 { return &r.count[slice&(room-1)] }
 
@@ -97,13 +105,15 @@ func (r *Ring) add(slice, n int64) {
 func (r *Ring) moved(n int64) { r.total = min(r.total+n, backend.MaxTokens) }
 
 // enter moves r to now, which it returns by its own clock, and the present slice. That clock
-// never goes back: if the store's does, tokens of later slices would never count. A window of
-// another length takes over all that counts, unless a limit of that length is in use as well:
-// then the two conflict.
+// never goes back: if the store's does, tokens of later slices would never count. A ring that begins
+// anew keeps it after the last one's, or tokens that count no more, and are given back, would seem to
+// be of later slices. A window of another length takes over all that counts, unless a limit of that
+// length is in use as well: then the two conflict.
 func (r *Ring) enter(now int64, l backend.Limit, open time.Duration) (at, present int64, conflict bool) {
 	if !r.Open(now) {
-		*r = Ring{sums: sums{length: l.Window, since: now, last: now}}
-		r.low = backend.Slice(now, l.Window) - backend.Slices
+		at = max(now, r.over())
+		*r = Ring{sums: sums{length: l.Window, since: at, last: at, ahead: at - now}}
+		r.low = backend.Slice(at, l.Window) - backend.Slices
 	}
 	at = max(now+r.ahead, r.last)
 	r.ahead, r.last = at-now, at
