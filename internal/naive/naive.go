@@ -125,11 +125,10 @@ func since(times []int64, from int64) int64 {
 
 // move gives t another state.
 func (l *Log) move(t Tokens, to State, at int64) error {
-	err := l.add(Tokens{t.Owner, t.Window, t.State, t.At, -t.Count})
-	if err == nil {
-		err = l.add(Tokens{t.Owner, t.Window, to, at, t.Count})
+	if err := l.add(Tokens{t.Owner, t.Window, t.State, t.At, -t.Count}); err != nil {
+		return err
 	}
-	return err
+	return l.add(Tokens{t.Owner, t.Window, to, at, t.Count})
 }
 
 // add adds t to the list, or takes as many from it if t.Count is negative.
