@@ -150,7 +150,7 @@ func (s *sim) calm(last func(c *testnet.Call)) {
 // covered checks that the seeds have been everywhere.
 func covered(t *testing.T, seen tally) {
 	for _, what := range []string{
-		"allowed from local", "allowed from fetched", "allowed from direct", "refused from fetched", "refused from direct", "refused from denied",
+		"allowed from local", "allowed from fetched", "allowed from direct", "refused from fetched", "refused from direct", "refused from local",
 		"waited", "cancelled", "out of time", "hopeless", "failed", "fallback", "refunded in part", "overrun", "refunded from local", "refunded from fetched", "refunded from direct",
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"recovered", "re-asserted", "closed under way", "told closed", "prefetch", "probe", "give back", "unknown take", "expired", "returned", "rolled",

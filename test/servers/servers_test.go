@@ -204,7 +204,9 @@ func restarted(t *testing.T, store *redisstore.Store, restart func()) error {
 	}); err != nil {
 		return err
 	}
-	if admitted != tokens {
+	// If the connection ends while unused tokens are on their way back, the store that has lost all takes
+	// them for charged to somebody, because others might have got them before.
+	if admitted > tokens || admitted < tokens/2+1 {
 		return fmt.Errorf("%d of %d admitted", admitted, tokens)
 	}
 	return hears(l)
