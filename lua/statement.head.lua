@@ -1,0 +1,59 @@
+-- statement: set one client's account with one counter to what it should be, and grant it tokens.
+--
+-- KEYS  1 {k}:60s      tokens charged in this window, integer
+--       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
+--       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
+--         head         "end gen sum claimable clients before exhausted", and if there were messages or something lies
+--                      idle " idle out calls told at"
+--         a limiter    "end gen life seq mine grant", with a ~ before it if the client has left, and after it "+idle",
+--                      or "+" if it was called to return what is idle and has not stated since
+--         end, gen     the name of the window that the rest is about: its end, Unix ms, and its generation, which a
+--                      Reset increases. What is about another window than the open one is void
+--         sum          tokens charged to accounts; the count is not less
+--         claimable    charged to nobody known: an account that the ledger lacks claims its part
+--         clients      that have not left; before: those of the window before
+--         exhausted    when the limit was first used up, Unix ms; 0 = it is not
+--         idle         tokens that clients hold and do not need, at most, and in the head their sum
+--         out          clients that were called and have not stated since; calls: how often, the last of them at
+--                      least; at: when they were called last, Unix ms
+--         told         1 = all were told that the limit is used up, or when some were told that tokens are back, Unix ms
+--         life, seq    number the client's statements; an older one does nothing, the last one gets its reply again
+--         mine, grant  tokens charged to the account; the part that the last statement was granted
+-- ARGV  1 limiter      name of its field; empty = the statement has no account: need is charged, all or none, or else
+--                      change, in the window of 10 and 11
+--       2 limit        tokens per window
+--       3 length       of a window, ms; ignored if 18 is given
+--       4 want         tokens; 0 = only state the account
+--       5 need         tokens of want that callers wait for
+--       6 least        tokens that the first of them needs: with less, nothing is granted
+--       7 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
+--                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
+--                      ended by its own clock, 32 = the last argument is the time
+--       8 life         of the client's account
+--       9 seq          of the statement
+--    then, unless the client has no window and no calendar:
+--      10 end          of the client's window, Unix ms; 0 = it has none
+--      11 gen          of that window
+--      12 mine         tokens charged to its account, by the last reply that it took
+--      13 change       tokens used without a grant since, less those given back since
+--      14 used         tokens charged to everybody at that reply
+--      15 idle         tokens of that window that it holds and that nobody there waits for
+--      16 pace         tokens that it would use in a whole window at its present rate
+--      17 run          tokens of that window that it has got in a row, less what others got meanwhile
+--    then, by a calendar:
+--      18 begin        of the present period, Unix ms
+--      19 end          of it, Unix ms
+--    then:
+--         not after    Unix us; later than this do nothing; 0 = whenever
+--         now          Unix us; only if how has 32
+-- Reply { flags (1 late, 2 begin and end are of another time, 4 a later statement was here, 32 the user may not PUBLISH),
+--         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
+--         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
+--         tokens idle in other clients that may be called, clients that were called and may still answer }
+-- Messages, to the channel prefix .. "reservoir:" .. process, where prefix is all before the { of a key, and process is a
+-- limiter's name up to its last dot: "kind end gen limit {k}:60s"; kind: 1 return what is idle, 2 the limit is used
+-- up, 3 tokens are back
+--
+-- Invariant: sum is that of the accounts of the window, count >= sum, and count <= limit after a grant. A statement runs
+-- once at most, in order, and says what the store should have. So a grant that nobody read goes with the next one.
+
