@@ -3,22 +3,22 @@
 -- KEYS  1 {k}:60s      tokens charged in this window, integer
 --       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
 --       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
---         head         "end gen sum claimable clients before exhausted", and if there were messages or something lies
---                      idle " idle out calls told at"
---         a limiter    "end gen life seq mine grant", with a ~ before it if the client has left, and after it "+idle",
---                      or "+" if it was called to return what is idle and has not stated since
---         end, gen     the name of the window that the rest is about: its end, Unix ms, and its generation, which a
---                      Reset increases. What is about another window than the open one is void
+--         head         "window sum clients", then " claimable before exhausted" and "+idle out calls told at" unless all of
+--                      these are 0
+--         a limiter    "window life seq mine", with a ~ before it if the client has left, and after it "+idle", or "+"
+--                      if it was called to return what is idle and has not stated since
+--         window       that the rest is about: its end, Unix ms, and if there was a Reset ".generation", which that
+--                      increases. What is about another window than the open one is void
 --         sum          tokens charged to accounts; the count is not less
---         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         clients      that have not left; before: those of the window before
+--         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
 --         out          clients that were called and have not stated since; calls: how often, the last of them at
 --                      least; at: when they were called last, Unix ms
 --         told         1 = all were told that the limit is used up, or when some were told that tokens are back, Unix ms
---         life, seq    number the client's statements; an older one does nothing, the last one gets its reply again
---         mine, grant  tokens charged to the account; the part that the last statement was granted
+--         life, seq    number the client's statements: one that is not newer does nothing
+--         mine         tokens charged to the account
 -- ARGV  1 limiter      name of its field; empty = the statement has no account: need is charged, all or none, or else
 --                      change, in the window of 10 and 11
 --       2 limit        tokens per window
@@ -46,7 +46,7 @@
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32
--- Reply { flags (1 late, 2 begin and end are of another time, 4 a later statement was here, 32 the user may not PUBLISH),
+-- Reply { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
 --         tokens idle in other clients that may be called, clients that were called and may still answer }

@@ -5,22 +5,22 @@
 -- KEYS  1 {k}:60s      tokens charged in this window, integer
 --       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
 --       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
---         head         "end gen sum claimable clients before exhausted", and if there were messages or something lies
---                      idle " idle out calls told at"
---         a limiter    "end gen life seq mine grant", with a ~ before it if the client has left, and after it "+idle",
---                      or "+" if it was called to return what is idle and has not stated since
---         end, gen     the name of the window that the rest is about: its end, Unix ms, and its generation, which a
---                      Reset increases. What is about another window than the open one is void
+--         head         "window sum clients", then " claimable before exhausted" and "+idle out calls told at" unless all of
+--                      these are 0
+--         a limiter    "window life seq mine", with a ~ before it if the client has left, and after it "+idle", or "+"
+--                      if it was called to return what is idle and has not stated since
+--         window       that the rest is about: its end, Unix ms, and if there was a Reset ".generation", which that
+--                      increases. What is about another window than the open one is void
 --         sum          tokens charged to accounts; the count is not less
---         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         clients      that have not left; before: those of the window before
+--         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
 --         out          clients that were called and have not stated since; calls: how often, the last of them at
 --                      least; at: when they were called last, Unix ms
 --         told         1 = all were told that the limit is used up, or when some were told that tokens are back, Unix ms
---         life, seq    number the client's statements; an older one does nothing, the last one gets its reply again
---         mine, grant  tokens charged to the account; the part that the last statement was granted
+--         life, seq    number the client's statements: one that is not newer does nothing
+--         mine         tokens charged to the account
 -- ARGV  1 limiter      name of its field; empty = the statement has no account: need is charged, all or none, or else
 --                      change, in the window of 10 and 11
 --       2 limit        tokens per window
@@ -48,7 +48,7 @@
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32
--- Reply { flags (1 late, 2 begin and end are of another time, 4 a later statement was here, 32 the user may not PUBLISH),
+-- Reply { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
 --         tokens idle in other clients that may be called, clients that were called and may still answer }
@@ -63,16 +63,15 @@
 -- write, because a script is not rolled back.
 
 -- A first contact with a key should cost little more than a bare count. So numbers are read by + 0 and written by
--- %d (at half the cost of %.0f), and the path of every call compares instead of calling min or max.
+-- %d (at half the cost of %.0f), and the path of every call makes no closure and compares instead of calling min or max.
 
-local floor, ceil, max, min, format = math.floor, math.ceil, math.max, math.min, string.format
+local floor, ceil, max, min, format, match = math.floor, math.ceil, math.max, math.min, string.format, string.match
 local most = 9007199254740991                          -- the largest exact integer of a double
 if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
 local args = #ARGV
 local limiter, limit, length, want, need, least, how, life, seq = unpack(ARGV, 1, 9)
-limit, length, want, need, least, how, life, seq = limit + 0, length + 0, want + 0, need + 0, least + 0, how + 0, life + 0, seq + 0
-local exact, deaf, waited, leaving = how % 2 >= 1, how % 4 >= 2, how % 8 >= 4, how % 16 >= 8
+limit, length, want, need, how = limit + 0, length + 0, want + 0, need + 0, how + 0
 local now
 if how >= 32 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
@@ -80,8 +79,7 @@ else
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-local late = ARGV[args] + 0
-if late > 0 and now > late then return { 1, now } end
+if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
 local wend, wgen, wmine, change, wused, widle, pace, run, begins, till = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if args > 10 then
   wend, wgen, wmine, change, wused = ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0, ARGV[13] + 0, ARGV[14] + 0
@@ -93,47 +91,59 @@ if args > 10 then
   end
 end
 
-local stop, used, own = redis.call('GET', KEYS[2]) or '0', redis.call('GET', KEYS[1]) or '0', { false, false }
-stop, used = tonumber(stop), tonumber(used)
-if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
-if not used or used ~= floor(used) or used > most or used < -most then return redis.error_reply('BADSTATE the count is not an integer') end
-stop, used = floor(stop * 1000 + 0.5), used > 0 and used or 0
-local was, had = used, stop                            -- as the keys hold them
+local keys = redis.call('MGET', KEYS[2], KEYS[1])
+local stop, used = keys[1], keys[2]
+local had, was = 0, 0                                  -- as the keys have them
+if stop then
+  stop = tonumber(stop)
+  if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
+  had = floor(stop * 1000 + 0.5)
+end
+if used then
+  used = tonumber(used)
+  if not used or used ~= floor(used) or used > most or used < -most then return redis.error_reply('BADSTATE the count is not an integer') end
+  if used > 0 then was = used end
+end
+stop, used = had, was
 
 -- The ledger: a head, and a field of this limiter.
-own = redis.call('HMGET', KEYS[3], 'head', limiter)
-local head, field = own[1], own[2]
-local hend, hgen, sum, claimable, clients, before, exhausted, idle, out, calls, told, at = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
-local fend, fgen, flife, fseq, fmine, fgrant, left, spare, called = 0, 0, 0, 0, 0, 0, true, 0, false
-local valid = true
-local function ints(...)
-  for i = 1, select('#', ...) do
-    if not (select(i, ...) <= most) then valid = false end
-  end
-  return ...
-end
+local own = redis.call('HMGET', KEYS[3], 'head', limiter)
+local head, field = own[1], limiter ~= '' and own[2]
+local hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
-  local a, b, c, d, e, f, g, more = string.match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
-  if not a then
-    valid = false
-  else
-    hend, hgen, sum, claimable, clients, before, exhausted = ints(a + 0, b + 0, c + 0, d + 0, e + 0, f + 0, g + 0)
-    if more ~= '' then
-      a, b, c, d, e = string.match(more, '^ (%d+) (%d+) (%d+) (%d+) (%d+)$')
-      if a then idle, out, calls, told, at = ints(a + 0, b + 0, c + 0, d + 0, e + 0) else valid = false end
+  local a, b, c, d, more = match(head, '^(%d+)%.?(%d*) (%d+) (%d+)(.*)$')
+  if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
+  hend, sum, clients = a + 0, c + 0, d + 0
+  if b ~= '' then hgen = b + 0 end
+  if more ~= '' and limiter ~= '' then
+    local rare, talk = match(more, '^([ %d]*)(%+?[ %d]*)$')
+    a, b, c = match(rare or '', '^ (%d+) (%d+) (%d+)$')
+    if a then
+      claimable, before, exhausted = a + 0, b + 0, c + 0
+    elseif rare ~= '' then
+      return redis.error_reply('BADSTATE the head of the ledger is none')
+    end
+    if talk ~= '' then
+      local e, f
+      a, b, c, e, f = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
+      if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
+      idle, out, calls, told, at = a + 0, b + 0, c + 0, e + 0, f + 0
     end
   end
+  if hend > most or hgen > most or sum > most or claimable > most or idle > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
 end
-if field and limiter ~= '' then
-  local away, a, b, c, d, e, f, plus, i = string.match(field, '^(~?)(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(%+?)(%d*)$')
-  if not a then
-    valid = false
-  else
-    fend, fgen, flife, fseq, fmine, fgrant = ints(a + 0, b + 0, c + 0, d + 0, e + 0, f + 0)
-    left, called, spare = away ~= '', plus ~= '' and i == '', i ~= '' and ints(i + 0) or 0
-  end
+local of, fend, fgen, flife, fmine, left, spare, called = false, 0, 0, 0, 0, true, 0, false
+if field then
+  local away, a, b, c, d, e, plus, i = match(field, '^(~?)(%d+)%.?(%d*) (%d+) (%d+) (%d+)(%+?)(%d*)$')
+  if not a then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
+  life, seq = life + 0, seq + 0
+  fend, flife, fmine = a + 0, c + 0, e + 0
+  if life < flife or life == flife and seq <= d + 0 then return { 4, now } end  -- it, or a later one, was here
+  if b ~= '' then fgen = b + 0 end
+  left = away ~= ''
+  if i ~= '' then spare = i + 0 else called = plus ~= '' end
+  if fmine > most or spare > most then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
 end
-if not valid then return redis.error_reply('BADSTATE the ledger holds something else than numbers') end
 
 -- window: find the open window. Its name is its end and a generation, which a Reset increases.
 
@@ -144,72 +154,55 @@ if hend * 1000 > now and (stop == 0 or stop == hend) then
 end
 if stop * 1000 <= now then stop, used = 0, 0 end
 
-local ms, gen, began = floor(now / 1000), hgen, false
-local slack = length < 10000 and floor(length / 10) or 1000  -- clocks of two servers may differ by this
-local last, ends = ceil(now / 1000) + length + slack, till
-if begins == 0 then                                    -- a length of whole seconds ends at a whole second
-  ends = length % 1000 == 0 and floor(now / 1000000) * 1000 + length or ceil(now / 1000) + length
-end
-
--- The head of a window that opens now. The fields of old ones stay, and are void by the name of their window.
-local function start()
-  hend, hgen, before, began = stop, gen, clients, true
-  sum, claimable, clients, exhausted, idle, out, calls, told, at = 0, 0, 0, 0, 0, 0, 0, 0, 0
+local ms, gen, began, runs, open, fresh, unknown = floor(now / 1000), hgen, false, false, true, false, false
+local last = ceil(now / 1000) + length + (length < 10000 and floor(length / 10) or 1000)  -- clocks of two servers may differ by that
+local function ends()                                  -- a length of whole seconds ends at a whole second
+  if begins > 0 then return till end
+  return length % 1000 == 0 and floor(now / 1000000) * 1000 + length or ceil(now / 1000) + length
 end
 
 if stop > last then                                    -- our clock stepped back: starve no longer than a window
-  gen = max(gen + 1, ms)
-  stop = ends
-  start()
+  stop, gen, began = ends(), max(gen + 1, ms), true
 end
-local runs = how % 32 >= 16 and wend * 1000 > now and wend <= last and wgen >= gen
-
--- Was this statement here before, or a later one?
-if limiter ~= '' and field then
-  if life < flife or life == flife and seq < fseq then return { 4, now } end
-  if life == flife and seq == fseq then
-    return { 0, now, fend, fgen, used, fmine, fgrant, fend == hend and fgen == hgen and clients or 0 }
-  end
-end
-
-local open, fresh = true, false
+if wend > 0 and how % 32 >= 16 then runs = wend * 1000 > now and wend <= last and wgen >= gen end
 if stop == 0 then
   if limiter ~= '' and runs then                       -- only its clients know this window
-    stop, gen, used = wend, wgen, max(wused, wmine)
-    start()
-    claimable = used
+    stop, gen, used, began, unknown = wend, wgen, max(wused, wmine), true, true
   elseif want > 0 or limiter == '' and need > 0 then
-    stop, fresh = ends, true
+    stop, fresh, began = ends(), true, limiter ~= ''
   else
     open = false
   end
+elseif limiter ~= '' and not began and hend ~= stop then
+  if not head and wend == stop then gen = wgen end
+  began, unknown = true, not head                      -- the ledger is lost, or another program opened the window
 end
-if open and limiter ~= '' then
-  if not head and not began then                       -- lost, or another program opened the window
-    if wend == stop then gen = wgen end
-    start()
-    claimable = used
-  elseif hend ~= stop then
-    start()
-  end
+
+-- The head of a window that opens now. The fields of old ones stay, and are void by the name of their window.
+if began then
+  hend, hgen, sum, before, clients, exhausted, idle, out, calls, told, at = stop, gen, 0, clients, 0, 0, 0, 0, 0, 0, 0
+  claimable = unknown and used or 0
 end
 
 -- account: set what the client was charged to what it says, and charge or give back the difference. What unread
 -- replies granted goes by that, what an earlier statement gave back in vain is said again, and what a loss of data
 -- took is charged.
 
-local mine, grant, wrote = 0, 0, false                 -- wrote: the account is to be kept
-if open and limiter ~= '' then
-  local of = field and fend == hend and fgen == hgen
-  if not of then left, spare, called = true, 0, false end
-  local claim, differ = wmine, 0
+local mine, grant, wrote = 0, 0, open and limiter ~= ''
+if field and fend == hend and fgen == hgen then
+  of = flife == life
+else
+  left, spare, called = true, 0, false
+end
+if wrote then
+  local claim = wmine
   mine = wmine + change
   if mine > most then mine = most end
   if mine < 0 or (wend ~= hend or wgen ~= hgen) and not runs then mine, claim = 0, 0 end
-  differ = mine
-  if of and flife == life then
+  local differ = mine
+  if of then
     differ = mine - fmine
-  elseif wend == stop then                             -- charged to nobody known: claim it before anything goes back
+  elseif claimable > 0 and wend == stop then           -- charged to nobody known: claim it before anything goes back
     if claim > claimable then claim = claimable end
     claimable, used = claimable - claim, used - claim
   end
@@ -217,17 +210,16 @@ if open and limiter ~= '' then
   if used < 0 then used = 0 elseif used > most then used = most end
   if sum < 0 then sum = 0 elseif sum > most then sum = most end
   if not left then clients = clients - 1 end
-  if not leaving then clients = clients + 1 end
-  wrote = true
+  if how % 16 < 8 then clients = clients + 1 end
 end
 
 -- grant: guided self-scheduling over what remains.
 
 local rest = limit - used
 if rest < 0 then rest = 0 end
-if wrote and want > 0 and rest >= least then
+if wrote and want > 0 and rest >= least + 0 then
   local target = want
-  if exact then
+  if how % 2 >= 1 then
     if need > 0 and calls > 0 then target = need end   -- others may wait for what came back, too
   else
     local peers = clients > before and clients or before
@@ -243,7 +235,7 @@ if wrote and want > 0 and rest >= least then
       part = min(run - max(used - wused, 0), rest - floor(rest / 8))
       if base < part then base = part end
     end
-    if deaf then                                       -- what is idle there cannot be called: a hundredth of the limit in all
+    if how % 4 >= 2 then                                       -- what is idle there cannot be called: a hundredth of the limit in all
       base, share, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
     end
     local free = rest + floor((idle - spare) / 6)      -- some of what is idle elsewhere may come back
@@ -273,76 +265,83 @@ if open and limiter == '' then
   end
   rest = max(limit - used, 0)
 end
-if stop > 0 and hend == stop and exhausted == 0 and used >= limit then exhausted = ms end
+if wrote and exhausted == 0 and rest == 0 then exhausted = ms end
 
 -- write: an error at the first write means that nothing was written, so each right is needed by the first command that
 -- a call makes, or less is admitted: a charge comes before its account, and a give-back after it.
 
-local function header()
-  local text = format('%d %d %d %d %d %d %d', hend, hgen, sum, claimable, clients, before, exhausted)
-  if idle > 0 or calls > 0 or told > 0 then text = text .. format(' %d %d %d %d %d', idle, out, calls, told, at) end
-  return text
-end
-local held = 0                                         -- idle in this client, until it states again
-if wrote and not (deaf or leaving) then
-  held = (wend == hend and wgen == hgen or runs) and widle or 0
+local held, timed = 0, stop ~= had                     -- held: idle in this client, until it states again; timed: the end is written anew
+if wrote and how % 4 < 2 and how % 16 < 8 then
+  if wend == hend and wgen == hgen or runs then held = widle end
   if grant > need then held = held + (grant - need) end
   if held > most - (idle - spare) then held = most - (idle - spare) end
 end
 idle = idle - spare + held
 if called then out = out - 1 end
+local function header()
+  local text = hgen > 0 and format('%d.%d %d %d', hend, hgen, sum, clients) or format('%d %d %d', hend, sum, clients)
+  if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
+  if idle > 0 or calls > 0 or told > 0 then text = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
+  return text
+end
 local gone = format('%d', stop + 1000)
-local function charge() redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone) end
 
-local timed = stop ~= had                              -- the end is written anew
-if stop > 0 and used > was and not timed then charge() end
+if used > was and not timed then redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone) end
 if wrote then
-  local account = format('%d %d %d %d %d %d', hend, hgen, life, seq, mine, grant)
-  if leaving then account = '~' .. account end
+  local account = hgen > 0 and format('%s%d.%d %s %s %d', how % 16 < 8 and '' or '~', hend, hgen, life, seq, mine)
+    or format('%s%d %s %s %d', how % 16 < 8 and '' or '~', hend, life, seq, mine)
   if held > 0 then account = account .. format('+%d', held) end
   redis.call('HSET', KEYS[3], 'head', header(), limiter, account)
-  if began and own[1] and redis.call('HLEN', KEYS[3]) > 64 and type(redis.pcall('EXISTS', KEYS[3] .. '-')) == 'number' then
+  if began then
     -- Fields of old windows are void; to delete them only tidies. In a slot that moves they stay, because
     -- a key that is deleted there cannot be written again, and EXISTS is an error there.
-    if type(redis.pcall('UNLINK', KEYS[3])) == 'number' then redis.call('HSET', KEYS[3], 'head', header(), limiter, account) end
+    if head and redis.call('HLEN', KEYS[3]) > 64 and type(redis.pcall('EXISTS', KEYS[3] .. '-')) == 'number'
+      and type(redis.pcall('UNLINK', KEYS[3])) == 'number' then
+      redis.call('HSET', KEYS[3], 'head', header(), limiter, account)
+    end
+    redis.call('PEXPIREAT', KEYS[3], format('%d', hend + 1000 + (length < 60000 and length or 60000)))
   end
-elseif limiter ~= '' and head then                     -- nothing is open: a late copy of an earlier statement must not open a window
-  redis.call('HSET', KEYS[3], limiter, format('~0 %d %d %d 0 0', hgen, life, seq))
-elseif began or head and header() ~= head then
+elseif began then
   redis.call('HSET', KEYS[3], 'head', header())
+  redis.call('PEXPIREAT', KEYS[3], format('%d', hend + 1000 + (length < 60000 and length or 60000)))
+elseif limiter ~= '' and head then                     -- nothing is open: a late copy of an earlier statement must not open a window
+  redis.call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq))
 end
-if began then redis.call('PEXPIREAT', KEYS[3], format('%d', hend + 1000 + min(length, 60000))) end
 if stop > 0 and timed then
   redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
-  charge()
+  redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
 elseif stop > 0 and used < was then
-  charge()
+  redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
 end
 
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local sent, kind, sample, crowd, part = 0, 0, 256, 32, floor(length / 20)
-local short, again, mute, others = want > 0 and (used >= limit or grant < max(need, 1)), false, 0, idle - held
-local function waits() return out > 0 and (calls <= 4 or ms - at < min(part, 100)) end
-if not wrote then                                      -- no account, no messages
-elseif short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
+local lasted = wrote and exhausted > 0 and max(exhausted - (stop - length), 1) or 0
+local short, others = want > 0 and (used >= limit or grant < need or grant == 0), idle - held
+if not wrote or not short and told == 0 and out == 0 then
+  return { 0, now, stop, stop > 0 and gen or hgen, used, mine, grant, wrote and clients or 0, lasted, wrote and others or 0, 0 }
+end
+
+local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
+local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
+if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
   kind = 1
-elseif short and waited and out > 0 and calls <= 4 then
+elseif short and how % 8 >= 4 and out > 0 and calls <= 4 then
   kind, again, calls = 1, true, calls + 1
   if calls > 4 then crowd = 0 end                      -- they are given up
-elseif used >= limit and grant < need and told == 0 and not waits() then
+elseif used >= limit and grant < need and told == 0 and not waits then
   kind, told, sample, crowd = 2, 1, 1024, 1024
 elseif told > 0 and used < limit and ms - told >= min(part, 250) then
   kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
 end
 if kind > 0 then
   local some, found = redis.call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
-  local mark = format('%d %d ', hend, hgen)
+  local mark = hgen > 0 and format('%d.%d ', hend, hgen) or format('%d ', hend)
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = string.match(some[i + 1], '^(~?)([%d ]+)(%+?)(%d*)$')
+      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
       if figures and string.sub(figures, 1, #mark) == mark then
         local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
         if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
@@ -357,7 +356,7 @@ if kind > 0 then
   local text, fields, covered = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1]), { }, 0
   for i, one in ipairs(found) do
     if i > crowd or kind == 1 and not again and covered >= others - covered and covered >= 2 * need then break end
-    local to = string.match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (string.match(one.name, '^(.*)%.') or one.name)
+    local to = match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (match(one.name, '^(.*)%.') or one.name)
     if type(redis.pcall('PUBLISH', to, text)) == 'table' then
       mute = 32
       break
@@ -371,7 +370,5 @@ if kind > 0 then
   if fields[1] then at, calls, out = ms, 1, out + sent end
   if sent > 0 or mute == 0 then redis.call('HSET', KEYS[3], 'head', header(), unpack(fields)) end
 end
-local shown = idle - held
-if mute > 0 then shown = 0 end
-return { mute, now, stop, (head or began) and hgen or 0, used, mine, grant, wrote and clients or 0,
-  exhausted > 0 and hend == stop and max(exhausted - (stop - length), 1) or 0, wrote and shown or 0, wrote and waits() and out or 0 }
+return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
+  out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }

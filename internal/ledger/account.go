@@ -2,24 +2,14 @@ package ledger
 
 import "github.com/go-reservoir/reservoir/backend"
 
-// known reports whether this statement, or a later one of the client, was here before, and the
-// reply to it then: the same one, or that it is void.
-func (s *step) known() (Reply, bool) {
+// void reports whether this statement, or a later one of the client, was here before. A network may
+// repeat a statement; whoever gets the second reply states the account again.
+func (s *step) void() bool {
 	if s.Client == "" || s.c.head == nil {
-		return Reply{}, false
+		return false
 	}
 	a, ok := s.c.head.accounts[s.Client]
-	switch {
-	case !ok || s.Life > a.life || s.Life == a.life && s.Seq > a.seq:
-		return Reply{}, false
-	case s.Life == a.life && s.Seq == a.seq:
-		r := Reply{Now: s.now, Window: a.Window, Mine: a.mine, Grant: a.grant, Used: s.c.count}
-		if h := s.c.head; a.Window == h.Window {
-			r.Clients = h.clients
-		}
-		return r, true
-	}
-	return Reply{Now: s.now, Void: true}, true
+	return ok && (s.Life < a.life || s.Life == a.life && s.Seq <= a.seq)
 }
 
 // find looks up the account. The field of an earlier life counts among the clients, but its tokens
@@ -79,7 +69,7 @@ func (s *step) grant() {
 // keep writes the account.
 func (s *step) keep() {
 	h := s.c.head
-	a := account{Window: h.Window, life: s.Life, seq: s.Seq, grant: s.reply.Grant, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
+	a := account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
 	h.idle += a.idle - s.was.idle
 	if s.was.called {
 		h.out--
@@ -111,7 +101,7 @@ func (s *step) charge() {
 
 // exhaust records when the limit was first used up.
 func (s *step) exhaust() {
-	if h := s.c.head; h != nil && h.End == s.c.end && h.exhausted == 0 {
+	if h := s.c.head; h.exhausted == 0 && s.c.count >= s.Limit {
 		h.exhausted = s.now / 1000
 	}
 }

@@ -57,7 +57,7 @@ type Hints struct {
 	Run     int64 // tokens of Window that it has got in a row, less what others got meanwhile
 }
 
-// Reply answers a statement. If Void is set, a later statement of the client was here before; if
+// Reply answers a statement. If Void is set, this statement or a later one of the client was here before; if
 // Astray is set, the calendar's period is not the present one. In both cases nothing was done, and
 // of the other fields only Now is set.
 type Reply struct {
@@ -100,11 +100,11 @@ type head struct {
 // account is the field of one client.
 type account struct {
 	Window
-	life, seq   int64
-	grant, mine int64 // the last statement's grant; what is charged with it
-	idle        int64 // it holds at most so many tokens that nobody there waits for
-	left        bool  // it does not count until it asks again
-	called      bool  // to return what is idle, and has not stated since
+	life, seq int64 // of the last statement
+	mine      int64 // tokens charged to it
+	idle      int64 // it holds at most so many tokens that nobody there waits for
+	left      bool  // it does not count until it asks again
+	called    bool  // to return what is idle, and has not stated since
 }
 
 // Clone returns a copy that shares nothing with c.
@@ -150,8 +150,8 @@ func (c *Counter) Sync(q Statement, now int64) (Reply, []Message) {
 	}
 	s := step{Statement: q, now: now, c: c.Clone(), reply: Reply{Now: now}}
 	s.enter()
-	if r, known := s.known(); known {
-		return r, nil
+	if s.void() {
+		return Reply{Now: now, Void: true}, nil
 	}
 	open := s.open()
 	switch {
@@ -163,12 +163,10 @@ func (c *Counter) Sync(q Statement, now int64) (Reply, []Message) {
 		s.find()
 		s.state()
 		s.grant()
+		s.exhaust()
 		s.keep()
 	case s.c.head != nil:
 		s.leave()
-	}
-	if open && s.c.count >= q.Limit {
-		s.exhaust()
 	}
 	messages := s.messages()
 	if s.c.end == 0 { // what is over stays until a window opens
@@ -185,7 +183,7 @@ func (c *Counter) Sync(q Statement, now int64) (Reply, []Message) {
 func (s *step) answer() Reply {
 	r, c := s.reply, &s.c
 	r.Used, r.Window = c.count, Window{c.end, c.gen()}
-	if h := c.head; h != nil && h.exhausted > 0 && h.End == c.end {
+	if h := c.head; s.Client != "" && h.exhausted > 0 {
 		r.Lasted = max(h.exhausted-(c.end-s.length()), 1)
 	}
 	return r

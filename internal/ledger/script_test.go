@@ -54,19 +54,28 @@ func (c *Counter) text() (count, end string, own map[string]string) {
 		return count, end, map[string]string{}
 	}
 	h := c.head
-	own = map[string]string{"head": fmt.Sprintf("%d %d %d %d %d %d %d", h.End, h.Gen, h.sum, h.claimable, h.clients, h.before, h.exhausted)}
-	if h.idle > 0 || h.calls > 0 || h.told > 0 {
-		own["head"] += fmt.Sprintf(" %d %d %d %d %d", h.idle, h.out, h.calls, h.told, h.at)
+	name := func(w Window) string {
+		if w.Gen > 0 {
+			return fmt.Sprintf("%d.%d", w.End, w.Gen)
+		}
+		return fmt.Sprint(w.End)
 	}
-	for name, a := range h.accounts {
-		own[name] = fmt.Sprintf("%d %d %d %d %d %d", a.End, a.Gen, a.life, a.seq, a.mine, a.grant)
+	own = map[string]string{"head": fmt.Sprintf("%s %d %d", name(h.Window), h.sum, h.clients)}
+	if h.claimable+h.before+h.exhausted > 0 {
+		own["head"] += fmt.Sprintf(" %d %d %d", h.claimable, h.before, h.exhausted)
+	}
+	if h.idle > 0 || h.calls > 0 || h.told > 0 {
+		own["head"] += fmt.Sprintf("+%d %d %d %d %d", h.idle, h.out, h.calls, h.told, h.at)
+	}
+	for client, a := range h.accounts {
+		own[client] = fmt.Sprintf("%s %d %d %d", name(a.Window), a.life, a.seq, a.mine)
 		if a.left {
-			own[name] = "~" + own[name]
+			own[client] = "~" + own[client]
 		}
 		if a.called {
-			own[name] += "+"
+			own[client] += "+"
 		} else if a.idle > 0 {
-			own[name] += fmt.Sprintf("+%d", a.idle)
+			own[client] += fmt.Sprintf("+%d", a.idle)
 		}
 	}
 	return count, end, own

@@ -2,18 +2,21 @@
 -- replies granted goes by that, what an earlier statement gave back in vain is said again, and what a loss of data
 -- took is charged.
 
-local mine, grant, wrote = 0, 0, false                 -- wrote: the account is to be kept
-if open and limiter ~= '' then
-  local of = field and fend == hend and fgen == hgen
-  if not of then left, spare, called = true, 0, false end
-  local claim, differ = wmine, 0
+local mine, grant, wrote = 0, 0, open and limiter ~= ''
+if field and fend == hend and fgen == hgen then
+  of = flife == life
+else
+  left, spare, called = true, 0, false
+end
+if wrote then
+  local claim = wmine
   mine = wmine + change
   if mine > most then mine = most end
   if mine < 0 or (wend ~= hend or wgen ~= hgen) and not runs then mine, claim = 0, 0 end
-  differ = mine
-  if of and flife == life then
+  local differ = mine
+  if of then
     differ = mine - fmine
-  elseif wend == stop then                             -- charged to nobody known: claim it before anything goes back
+  elseif claimable > 0 and wend == stop then           -- charged to nobody known: claim it before anything goes back
     if claim > claimable then claim = claimable end
     claimable, used = claimable - claim, used - claim
   end
@@ -21,6 +24,5 @@ if open and limiter ~= '' then
   if used < 0 then used = 0 elseif used > most then used = most end
   if sum < 0 then sum = 0 elseif sum > most then sum = most end
   if not left then clients = clients - 1 end
-  if not leaving then clients = clients + 1 end
-  wrote = true
+  if how % 16 < 8 then clients = clients + 1 end
 end

@@ -2,9 +2,9 @@
 
 local rest = limit - used
 if rest < 0 then rest = 0 end
-if wrote and want > 0 and rest >= least then
+if wrote and want > 0 and rest >= least + 0 then
   local target = want
-  if exact then
+  if how % 2 >= 1 then
     if need > 0 and calls > 0 then target = need end   -- others may wait for what came back, too
   else
     local peers = clients > before and clients or before
@@ -20,7 +20,7 @@ if wrote and want > 0 and rest >= least then
       part = min(run - max(used - wused, 0), rest - floor(rest / 8))
       if base < part then base = part end
     end
-    if deaf then                                       -- what is idle there cannot be called: a hundredth of the limit in all
+    if how % 4 >= 2 then                                       -- what is idle there cannot be called: a hundredth of the limit in all
       base, share, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
     end
     local free = rest + floor((idle - spare) / 6)      -- some of what is idle elsewhere may come back
@@ -50,4 +50,4 @@ if open and limiter == '' then
   end
   rest = max(limit - used, 0)
 end
-if stop > 0 and hend == stop and exhausted == 0 and used >= limit then exhausted = ms end
+if wrote and exhausted == 0 and rest == 0 then exhausted = ms end

@@ -1,27 +1,31 @@
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local sent, kind, sample, crowd, part = 0, 0, 256, 32, floor(length / 20)
-local short, again, mute, others = want > 0 and (used >= limit or grant < max(need, 1)), false, 0, idle - held
-local function waits() return out > 0 and (calls <= 4 or ms - at < min(part, 100)) end
-if not wrote then                                      -- no account, no messages
-elseif short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
+local lasted = wrote and exhausted > 0 and max(exhausted - (stop - length), 1) or 0
+local short, others = want > 0 and (used >= limit or grant < need or grant == 0), idle - held
+if not wrote or not short and told == 0 and out == 0 then
+  return { 0, now, stop, stop > 0 and gen or hgen, used, mine, grant, wrote and clients or 0, lasted, wrote and others or 0, 0 }
+end
+
+local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
+local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
+if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
   kind = 1
-elseif short and waited and out > 0 and calls <= 4 then
+elseif short and how % 8 >= 4 and out > 0 and calls <= 4 then
   kind, again, calls = 1, true, calls + 1
   if calls > 4 then crowd = 0 end                      -- they are given up
-elseif used >= limit and grant < need and told == 0 and not waits() then
+elseif used >= limit and grant < need and told == 0 and not waits then
   kind, told, sample, crowd = 2, 1, 1024, 1024
 elseif told > 0 and used < limit and ms - told >= min(part, 250) then
   kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
 end
 if kind > 0 then
   local some, found = redis.call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
-  local mark = format('%d %d ', hend, hgen)
+  local mark = hgen > 0 and format('%d.%d ', hend, hgen) or format('%d ', hend)
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = string.match(some[i + 1], '^(~?)([%d ]+)(%+?)(%d*)$')
+      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
       if figures and string.sub(figures, 1, #mark) == mark then
         local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
         if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
@@ -36,7 +40,7 @@ if kind > 0 then
   local text, fields, covered = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1]), { }, 0
   for i, one in ipairs(found) do
     if i > crowd or kind == 1 and not again and covered >= others - covered and covered >= 2 * need then break end
-    local to = string.match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (string.match(one.name, '^(.*)%.') or one.name)
+    local to = match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (match(one.name, '^(.*)%.') or one.name)
     if type(redis.pcall('PUBLISH', to, text)) == 'table' then
       mute = 32
       break
@@ -50,7 +54,5 @@ if kind > 0 then
   if fields[1] then at, calls, out = ms, 1, out + sent end
   if sent > 0 or mute == 0 then redis.call('HSET', KEYS[3], 'head', header(), unpack(fields)) end
 end
-local shown = idle - held
-if mute > 0 then shown = 0 end
-return { mute, now, stop, (head or began) and hgen or 0, used, mine, grant, wrote and clients or 0,
-  exhausted > 0 and hend == stop and max(exhausted - (stop - length), 1) or 0, wrote and shown or 0, wrote and waits() and out or 0 }
+return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
+  out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }
