@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -20,9 +21,21 @@ import (
 
 // script runs the rules of package lua on a server, with a given time.
 type script struct {
-	*redis.Client
+	redis.UniversalClient
 	statement, void *redis.Script
 	keys            []string
+}
+
+func scripts(c redis.UniversalClient, key string) *script {
+	keys := []string{"{" + key + "}:60s", "{" + key + "}:60s:exp", "{" + key + "}:60s:own"}
+	return &script{c, redis.NewScript(lua.Statement), redis.NewScript(lua.Void), keys}
+}
+
+// reset voids the open window.
+func (s *script) reset(t *testing.T, length, now int64) []int64 {
+	v, err := s.void.Run(context.Background(), s, s.keys, length, 0, now).Int64Slice()
+	require.NoError(t, err)
+	return v
 }
 
 func (s *script) sync(t *testing.T, q Statement, now int64) Reply {
@@ -85,7 +98,7 @@ func (c *Counter) text() (count, end string, own map[string]string) {
 // dishonest clients, with lost keys, clock steps and Resets.
 func TestScriptsAgree(t *testing.T) {
 	server := redistest.Start(t)
-	s := &script{Client: server.Client(), statement: redis.NewScript(lua.Statement), void: redis.NewScript(lua.Void), keys: []string{"{k}:60s", "{k}:60s:exp", "{k}:60s:own"}}
+	s := scripts(server.Client(), "k")
 	ctx := context.Background()
 	heard := s.PSubscribe(ctx, "reservoir:*")
 	defer heard.Close()
@@ -123,8 +136,7 @@ func TestScriptsAgree(t *testing.T) {
 				s.Del(ctx, s.keys[2])
 				c.LoseLedger()
 			case 3:
-				v, err := s.void.Run(ctx, s, s.keys, length, 0, now).Int64Slice()
-				require.NoError(t, err)
+				v := s.reset(t, length, now)
 				void, next := c.Reset(now)
 				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s", void.End, void.Gen), (<-messages).Payload)
@@ -194,4 +206,92 @@ func TestScriptsAgree(t *testing.T) {
 	require.Positive(t, open)
 	require.Positive(t, granted)
 	t.Logf("%d replies with an open window, %d grants, messages: %v", open, granted, kinds)
+}
+
+// later is a time by which no time to live of these tests has passed.
+func later() int64 { return time.Now().Add(time.Hour).Truncate(time.Second).UnixMicro() }
+
+// TestSlotThatMoves: all keys of a slot that is on its way are still here. No script deletes what it
+// writes next, because a key that is deleted there cannot be written again until the slot has moved.
+func TestSlotThatMoves(t *testing.T) {
+	c := redistest.StartCluster(t, 2, 0)
+	minute := int64(60_000)
+	ask := func(client string, seq int64) Statement {
+		return Statement{Client: client, Life: 1, Seq: seq, Want: 1, Need: 1, Limit: 1000, Length: minute, Hints: Hints{Exact: true}}
+	}
+	for name, then := range map[string]func(t *testing.T, s *script, now int64){
+		"the next window, with a ledger to tidy": func(t *testing.T, s *script, now int64) {
+			require.Equal(t, int64(1), s.sync(t, ask("p1.1", 2), now+minute*1000).Used)
+			require.Equal(t, int64(101), s.HLen(context.Background(), s.keys[2]).Val(), "nothing is deleted there")
+		},
+		"a reset, and a window after it": func(t *testing.T, s *script, now int64) {
+			v := s.reset(t, minute, now+1)
+			r := s.sync(t, ask("p1.1", 2), now+2)
+			require.Equal(t, int64(1), r.Used)
+			require.Equal(t, v[4], r.Window.Gen)
+		},
+		"a clock that steps back": func(t *testing.T, s *script, now int64) {
+			require.Equal(t, int64(101), s.sync(t, ask("p1.1", 2), now-3*minute*1000).Used)
+		},
+		"without an account": func(t *testing.T, s *script, now int64) {
+			q := Statement{Need: 3, Limit: 1000, Length: minute}
+			require.Equal(t, int64(3), s.sync(t, q, now+minute*1000).Used)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, now := scripts(c.Client(), name), later()
+			for i := range 100 {
+				s.sync(t, ask(fmt.Sprintf("p%d.1", i), 1), now)
+			}
+			from, to := c.NodeOf(name), c.Nodes[0]
+			if from == to {
+				to = c.Nodes[1]
+			}
+			c.OpenSlot(from, to, c.SlotOf(name))
+			then(t, s, now)
+		})
+	}
+}
+
+// TestTidy: a ledger is bounded by its clients. Fields of old windows go when a window opens with
+// more than 64 of them.
+func TestTidy(t *testing.T) {
+	s, now := scripts(redistest.Start(t).Client(), "k"), later()
+	ask := func(client string, now int64) {
+		s.sync(t, Statement{Client: client, Life: 1, Seq: 1, Want: 1, Need: 1, Limit: 1000, Length: 60_000}, now)
+	}
+	for i := range 100 {
+		ask(fmt.Sprintf("p%d.1", i), now)
+	}
+	ask("q.1", now+60_000_000)
+	require.Equal(t, []string{"head", "q.1"}, s.HKeys(context.Background(), s.keys[2]).Val())
+}
+
+// TestBesideGitHubs: GitHub's script counts in the same window. Whoever opens it, both see one count and one
+// end, and a count never stays without a time to live, though its clock is seconds behind.
+func TestBesideGitHubs(t *testing.T) {
+	text, err := os.ReadFile("../../backend/redisstore/testdata/rate.lua")
+	require.NoError(t, err)
+	c := redistest.Start(t).Client()
+	rate := func(s *script, n int, now int64) []int64 {
+		v, err := c.Eval(context.Background(), string(text), s.keys[:1], n, now/1_000_000+60, float64(now)/1e6).Int64Slice()
+		require.NoError(t, err)
+		return v
+	}
+	for _, first := range []bool{true, false} {
+		s, now := scripts(c, fmt.Sprint("k", first)), time.Now().Truncate(time.Second).UnixMicro()
+		if first {
+			rate(s, 5, now)
+		}
+		q := Statement{Client: "p.1", Life: 1, Seq: 1, Want: 10, Need: 10, Limit: 100, Length: 60_000}
+		r := s.sync(t, q, now)
+		used := rate(s, 7, now-2_000_000)
+		require.Equal(t, []int64{r.Used + 7, r.Window.End / 1000}, used)
+		q.Seq, q.Window, q.Mine, q.Used, q.Runs, q.Want, q.Need = 2, r.Window, r.Mine, r.Used, true, 0, 0
+		q.Change = -4
+		require.Equal(t, used[0]-4, s.sync(t, q, now).Used)
+		for _, key := range s.keys[:2] {
+			require.Equal(t, r.Window.End+1000, c.PExpireTime(context.Background(), key).Val().Milliseconds())
+		}
+	}
 }
