@@ -57,3 +57,6 @@ func (a *Absolute) Settled() bool { return a.change == 0 && !a.inFlight }
 // Window is the window of the account, and Charged what the store should have charged to it there.
 func (a *Absolute) Window() ledger.Window { return a.window }
 func (a *Absolute) Charged() int64        { return a.mine + a.change }
+
+// Unsaid is what was used without a grant, less what was given back, and no reply has confirmed.
+func (a *Absolute) Unsaid() int64 { return a.change }
