@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	Runs = flag.Int("runs", 200, "of each campaign")
+	Runs = flag.Int("runs", 60, "of each campaign")
 	seed = flag.Uint64("seed", 0, "of the requests; 0 = any")
 )
 
