@@ -52,8 +52,9 @@ test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=
 	go list -race -test -export $(PACKAGES) >/dev/null # compiles, but not beside tests whose servers must not wait
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
 
-# What was measured goes into the tables of README.md and docs/performance.md.
-TABLES = go test -count=1 -run='^TestTablesOfResults$$' ./docs -update
+# What was measured goes into the tables of README.md and docs/performance.md, and what is
+# simulated in a moment into docs/choosing.md.
+TABLES = go test -count=1 -run='^(TestTablesOfResults|TestTranscripts)$$' ./docs -update
 
 .PHONY: bench
 bench: redis ## Measure side by side with peers: tables, a picture in test/results. SIZE=full or quick.

@@ -246,29 +246,6 @@ func TestFiguresWereMeasured(t *testing.T) {
 	}
 }
 
-// Each table of docs/choosing.md has the figures of the transcript below it, the calls and the
-// waits of its lines, by pairs of columns.
-func TestTablesOfTranscripts(t *testing.T) {
-	page := documents(t)["docs/choosing.md"]
-	transcripts := blocks("docs/choosing.md", page)
-	for n, table := range []string{"| a limit of |", "| tokens per process and window |"} {
-		_, table, found := strings.Cut(page, table)
-		require.True(t, found)
-		table, _, _ = strings.Cut(table, "\n\n")
-		rows := strings.Split(table, "\n")[2:]
-		lines := regexp.MustCompile(`(?m)^ +adaptive .*$`).FindAllString(transcripts[n].text, -1)
-		for i, row := range rows {
-			cells := strings.Split(strings.Trim(row, "| "), " | ")
-			require.Zero(t, len(lines)%len(rows))
-			require.Len(t, cells, 1+2*len(lines)/len(rows))
-			for j, cell := range cells[1:] {
-				line := strings.Fields(lines[j/2*len(rows)+i])
-				require.Equal(t, line[2+j%2*2], cell, row)
-			}
-		}
-	}
-}
-
 // requireTested finds a fragment in the code of tests, which compiles and runs. At an
 // ellipsis in the fragment the test may have more lines.
 func requireTested(t *testing.T, fragment string, tested map[string]string) {
@@ -349,6 +326,9 @@ func TestDocumentsAreShort(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, words, 17_000)
+	readme := documents(t)["README.md"]
+	require.LessOrEqual(t, len(strings.Fields(readme)), 800)
+	require.LessOrEqual(t, strings.Count(readme, "\n"), 90)
 }
 
 // Code fits a page: 80 columns, with tabs of four. Access rules are one line each, by their form.

@@ -107,13 +107,30 @@ func (s *stage) shell(t *testing.T, dir, command string) string {
 }
 
 // transcript runs the commands after "$ " and compares their output with the text that
-// follows, apart from the size of numbers.
+// follows: to the digit if a seed makes the command print the same each time, otherwise
+// apart from the size of numbers.
 func (s *stage) transcript(t *testing.T, text string) {
 	for _, part := range strings.Split("\n"+text, "\n$ ")[1:] {
 		command, said, _ := strings.Cut(strings.ReplaceAll(part, "\\\n", " "), "\n")
 		printed := s.shell(t, ".", command)
+		if seeded(command) {
+			require.Equal(t, withoutTrailing(said), withoutTrailing(printed), "go test ./docs -run=TestTranscripts -update writes it anew")
+			continue
+		}
 		require.True(t, near(said, printed), "%s\nis said to print\n%s\nand prints\n%s", command, said, printed)
 	}
+}
+
+// seeded reports whether a command prints the same each time: it simulates, from a seed.
+func seeded(command string) bool { return strings.Contains(command, "-seed ") }
+
+// withoutTrailing is text without blanks at the ends of its lines.
+func withoutTrailing(text string) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 var number = regexp.MustCompile(`[0-9][0-9,]*(\.[0-9]+)?`)

@@ -52,6 +52,63 @@ func TestTablesOfResults(t *testing.T) {
 	require.NotZero(t, seen)
 }
 
+var transcribed = regexp.MustCompile(`(?s)(\n\| tokens per process and window \|[^\n]*\n\|[^\n]*\n)((?:\|[^\n]*\n)+)(.*?\n` + "```" + `console\n)(.*?)\n` + "```" + `\n`)
+
+// The table of docs/choosing.md has the figures of the transcript below it, the calls and the waits
+// of its lines. The transcripts themselves are run by TestDocuments.
+//
+//	go test ./docs -run=TestTranscripts -update
+//
+// runs those of simulations, and writes them and the table anew.
+func TestTranscripts(t *testing.T) {
+	const file = "docs/choosing.md"
+	page, err := os.ReadFile(file)
+	require.NoError(t, err)
+	text := string(page)
+	if *update {
+		s := newStage(t)
+		text = fenced.ReplaceAllStringFunc(text, func(block string) string {
+			m := fenced.FindStringSubmatch(block)
+			if m[1] != "console" || !seeded(m[2]) {
+				return block
+			}
+			return "```console\n" + s.rerun(t, m[2]) + "```"
+		})
+	}
+	seen := 0
+	want := transcribed.ReplaceAllStringFunc(text, func(found string) string {
+		seen++
+		m := transcribed.FindStringSubmatch(found)
+		lines := regexp.MustCompile(`(?m)^ +adaptive .*$`).FindAllString(m[4], -1)
+		rows := strings.Split(strings.TrimRight(m[2], "\n"), "\n")
+		require.Len(t, lines, len(rows))
+		table := ""
+		for i, row := range rows {
+			name, fields := strings.Split(strings.Trim(row, "| "), " | ")[0], strings.Fields(lines[i])
+			table += "| " + name + " | " + fields[2] + " | " + fields[4] + " |\n"
+		}
+		return m[1] + table + m[3] + m[4] + "\n```\n"
+	})
+	require.Equal(t, 1, seen)
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(want), 0o666))
+		return
+	}
+	require.Equal(t, want, text)
+}
+
+// rerun returns a transcript with what its commands print now.
+func (s *stage) rerun(t *testing.T, text string) string {
+	all := ""
+	for _, part := range strings.Split("\n"+text, "\n$ ")[1:] {
+		lines := strings.SplitAfter(part, "\n")
+		n := 1 + slices.IndexFunc(lines, func(line string) bool { return !strings.HasSuffix(line, "\\\n") })
+		command := strings.Join(lines[:n], "")
+		all += "$ " + command + withoutTrailing(s.shell(t, ".", strings.ReplaceAll(strings.TrimSuffix(command, "\n"), "\\\n", " ")))
+	}
+	return all
+}
+
 // tableOf returns the table with the figures of a section. A figure and its unit stay on a line.
 func tableOf(t *testing.T, source, name string, columns []string, table string) string {
 	header, rows := section(source, name)

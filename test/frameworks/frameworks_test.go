@@ -66,8 +66,8 @@ func (s *seen) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// drive sends one request more than a user may, then one of another user. The paths are
-// limited, and /health is not. It returns the last answers to the first user.
+// drive sends one request more than a user may, then one of another user and one of nobody. The
+// paths are limited, and /health is not. It returns the last answers to the first user.
 func drive(t *testing.T, s *seen, send func(*http.Request) *http.Response) (admitted, refused *http.Response) {
 	t.Helper()
 	ask := func(user, path string) *http.Response {
@@ -88,6 +88,7 @@ func drive(t *testing.T, s *seen, send func(*http.Request) *http.Response) (admi
 	require.NoError(t, err)
 	require.InDelta(t, time.Hour.Seconds(), seconds, 2)
 	require.Equal(t, http.StatusOK, ask("bob", "/orders").StatusCode)
+	require.Equal(t, http.StatusBadRequest, ask("", "/orders").StatusCode, "would share a key with all that have no name")
 	require.Equal(t, tokens+1, s.requests)
 	blocked := ask("mallory", "/orders")
 	require.Equal(t, http.StatusTooManyRequests, blocked.StatusCode)
@@ -156,7 +157,7 @@ func TestEcho(t *testing.T) {
 	shows(t, refused, "0")
 }
 
-// retryAfter says when to come back, except to who is blocked.
+// retryAfter says when to come back. A blocked user may not.
 func retryAfter(h interface{ Set(k, v string) }, r reservoir.Result) {
 	if r.RetryAfter > 0 {
 		seconds := math.Ceil(r.RetryAfter.Seconds())
@@ -166,8 +167,12 @@ func retryAfter(h interface{ Set(k, v string) }, r reservoir.Result) {
 
 func ginLimit(limiter *reservoir.Limiter) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		key := "user:" + c.GetString("user")
-		r, err := limiter.Allow(c.Request.Context(), key)
+		user := c.GetString("user")
+		if user == "" {
+			c.AbortWithStatus(http.StatusBadRequest)
+			return
+		}
+		r, err := limiter.Allow(c.Request.Context(), "user:"+user)
 		switch {
 		case err != nil: // no decision, in an outage for example
 			c.AbortWithStatus(http.StatusServiceUnavailable)
@@ -194,7 +199,11 @@ func TestGin(t *testing.T) {
 
 func fiberLimit(limiter *reservoir.Limiter) fiber.Handler {
 	return func(c fiber.Ctx) error {
-		r, err := limiter.Allow(c.Context(), "user:"+c.Get("X-User"))
+		user := c.Get("X-User")
+		if user == "" {
+			return fiber.ErrBadRequest
+		}
+		r, err := limiter.Allow(c.Context(), "user:"+user)
 		if err != nil { // no decision, in an outage for example
 			return fiber.ErrServiceUnavailable
 		}
@@ -253,7 +262,11 @@ func TestFiberAdaptor(t *testing.T) {
 	}
 }
 
-var errLater, errLimit = errors.New("try again"), errors.New("over the limit")
+var (
+	errNoUser = errors.New("no user")
+	errLater  = errors.New("try again")
+	errLimit  = errors.New("over the limit")
+)
 
 func connectLimit(
 	limiter *reservoir.Limiter,
@@ -262,8 +275,12 @@ func connectLimit(
 		return func(
 			ctx context.Context, req connect.AnyRequest,
 		) (connect.AnyResponse, error) {
-			key := "user:" + req.Header().Get("X-User")
-			r, err := limiter.Allow(ctx, key)
+			user := req.Header().Get("X-User")
+			if user == "" {
+				return nil, connect.NewError(
+					connect.CodeInvalidArgument, errNoUser)
+			}
+			r, err := limiter.Allow(ctx, "user:"+user)
 			if err != nil { // no decision, in an outage for example
 				return nil, connect.NewError(connect.CodeUnavailable, errLater)
 			}
