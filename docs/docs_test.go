@@ -5,6 +5,8 @@ package docs_test
 import (
 	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -214,6 +217,47 @@ func TestGettingStarted(t *testing.T) {
 	require.LessOrEqual(t, admitted, 2000)
 	require.Greater(t, admitted, 1800) // each may hold a little when another is refused
 	require.Less(t, calls, 200)
+}
+
+// The server of the first guide limits each user, asks for a user, and ends in order when it is
+// interrupted.
+func TestGettingStartedServer(t *testing.T) {
+	const page = "docs/getting-started.md"
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	all := blocks(page, string(text))
+	i := slices.IndexFunc(all, func(b block) bool { return strings.Contains(b.text, "http.Server") })
+	require.GreaterOrEqual(t, i, 0)
+	free, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	addr := free.Addr().String()
+	require.NoError(t, free.Close())
+	s := newStage(t)
+	server := exec.CommandContext(t.Context(), s.program(t, strings.ReplaceAll(all[i].text, "localhost:8080", addr)))
+	require.NoError(t, server.Start())
+
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	ask := func(user string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
+		require.NoError(t, err)
+		r.Header.Set("X-User", user)
+		answer, err := client.Do(r)
+		if err != nil {
+			return nil // it does not listen yet
+		}
+		require.NoError(t, answer.Body.Close())
+		return answer
+	}
+	require.Eventually(t, func() bool { return ask("") != nil }, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, http.StatusBadRequest, ask("").StatusCode)
+	answer := ask("alice")
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, "600", answer.Header.Get("X-RateLimit-Limit"))
+
+	require.NoError(t, server.Process.Signal(os.Interrupt))
+	require.NoError(t, server.Wait())
+	charged := s.shell(t, ".", "redis-cli get '{user:alice}'")
+	require.Equal(t, "1", strings.TrimSpace(charged), "what it did not use it has returned")
 }
 
 var (

@@ -55,5 +55,5 @@ func TestDemoOnATerminal(t *testing.T) {
 	requireNothingLeft()
 	require.Regexp(t, `\r +0\.\d s [^\n]+\x1b\[K\r +[01]\.\d s [^\n]+\x1b\[K\r`, shown.String())
 	require.Contains(t, shown.String(), "The killed process held ")
-	require.Regexp(t, `It was stopped after [5-9]\.\d s`, shown.String())
+	require.Regexp(t, `It was stopped after [4-9]\.\d s`, shown.String())
 }

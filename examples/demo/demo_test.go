@@ -74,9 +74,11 @@ func requireShown(t *testing.T, out string, r record) {
 	for _, want := range []string{
 		`(?m)^ +[\d.]+ s +[\d,]+ +[\d,]+ +0 +[\d,]+  █{20}  10,000$`, // a window that is used to the last token
 		`→ process 2 is killed \(signal: killed\) with [\d,]+ tokens in its memory\n`,
-		`→ Redis is killed\n`,
+		`→ Redis is killed: processes admit what they hold, then get errors\n`,
 		`(?m) no window: Redis is away$`,
 		`→ Redis is back, with its data\n`,
+		`in each window, and count in\n`,
+		`waited for Redis \(\d+\.\d\d % while it was up\)\.`,
 		`requests made [\d,]+ Redis calls: \d+\.\d\d for 100 requests`,
 		`The most that any window admitted: 10,000 of 10,000\.`,
 		`The killed process held [\d,]+ tokens, [\d.]+ % of a limit\.`,

@@ -148,7 +148,7 @@ func (d *drive) killServer(ctx context.Context) error {
 		return err
 	}
 	d.DownAt, d.away = d.at(), d.total()
-	d.event("Redis is killed")
+	d.event("Redis is killed: processes admit what they hold, then get errors")
 	return nil
 }
 
@@ -170,6 +170,11 @@ func (d *drive) hear(s said) error {
 	case s.ended != "":
 		d.workers[s.from] = nil
 		return fmt.Errorf("process %d has ended: %s", s.from+1, s.ended)
+	}
+	for window := range s.Admitted {
+		if _, known := d.windows[window]; !known {
+			d.turn(window) // before its first requests count
+		}
 	}
 	c := &d.done[s.from]
 	c.Requests += s.Requests
@@ -224,6 +229,9 @@ func (d *drive) end() (err error) {
 	}
 	d.sample()
 	d.screen.print(d.row())
+	if time.Now().UnixMilli() < d.open {
+		d.event("the demo ends in the middle of this window")
+	}
 	d.Total, d.Counted = d.total(), d.server.calls(context.Background())
 	for _, n := range d.windows {
 		d.Most = max(d.Most, n)
@@ -252,10 +260,15 @@ func (d *drive) show() {
 	if time.Now().UnixMilli() > newest+100 {
 		newest = 0 // Redis has opened none since
 	}
-	if newest != d.open && d.shown != d.total() && (d.open != 0 || d.DownAt > 0) {
+	d.turn(newest)
+	d.screen.move(d.row())
+}
+
+// turn ends the last row, if it is of another window, and begins one.
+func (d *drive) turn(window int64) {
+	if window != d.open && d.shown != d.total() && (d.open != 0 || d.DownAt > 0) {
 		d.screen.print(d.row())
 		d.shown = d.total()
 	}
-	d.open = newest
-	d.screen.move(d.row())
+	d.open = window
 }

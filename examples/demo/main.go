@@ -49,14 +49,16 @@ const limit, demand, processes = 10_000, 1.5, 3
 // plan says when what happens, counted from the first request.
 type plan struct{ length, window, kill, down, up time.Duration }
 
-// planFor has six windows. Both faults come in the middle of one, when processes hold tokens.
+// planFor has six windows. Both faults come in the middle of one, when processes hold tokens. A
+// limit lasts for two thirds of its window, and before it is used up tokens are called back from
+// processes, by many calls. The kill comes well before, so that nobody takes those for its effect.
 func planFor(length time.Duration) plan {
-	return plan{length: length, window: (length / 6).Truncate(time.Millisecond), kill: length / 4, down: length * 7 / 12, up: length * 9 / 12}
+	return plan{length: length, window: (length / 6).Truncate(time.Millisecond), kill: length * 13 / 60, down: length * 7 / 12, up: length * 9 / 12}
 }
 
 func run(ctx context.Context, args []string, out *os.File) (err error) {
 	f := flag.NewFlagSet("demo", flag.ContinueOnError)
-	length := f.Duration("for", 15*time.Second, "`how` long, 3s to 1h: a window is a sixth, a process is killed after a\nquarter, and Redis is away for a sixth")
+	length := f.Duration("for", 15*time.Second, "`how` long, 3s to 1h: a window is a sixth, a process is killed in the\nsecond, and Redis is away for a sixth")
 	file := f.String("record", "", "write what happened in each second into this `file`, as JSON")
 	if err := f.Parse(args); err != nil {
 		return err

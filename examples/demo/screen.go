@@ -38,8 +38,9 @@ func (s *screen) move(line string) {
 
 // head explains the rows.
 func (d *drive) head() string {
-	return fmt.Sprintf(`Three processes share one limit, %s requests in %v. They are asked for
-%s, and count in %s.
+	return fmt.Sprintf(`Three processes share one limit, %s requests in %v.
+They are asked for %s in each window, and count in
+%s.
 
    time  requests  refused   errors  Redis calls  admitted of %[1]s`, commas(limit), d.plan.window, commas(demand*limit), d.Server)
 }
@@ -67,13 +68,22 @@ func (r *record) summary() string {
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	t, own := r.Total, ""
 	if r.Counted > 0 {
-		own = fmt.Sprintf("\nRedis itself counted %s.", commas(r.Counted))
+		own = fmt.Sprintf("\nRedis itself counted %s", commas(r.Counted))
+		if lost := t.Calls - r.Counted; lost > 0 {
+			own += fmt.Sprintf("; %s met no Redis", commas(lost))
+		}
+		own += "."
 	}
 	say("\n%s requests made %s Redis calls: %.2f for 100 requests.%s", commas(t.Requests), commas(t.Calls), percent(t.Calls, t.Requests), own)
-	say("%.2f %% of the requests waited for Redis. Memory answered the others.", percent(t.Waited, t.Requests))
+	whileUp := ""
+	if r.AdmittedAt > 0 {
+		up := t.minus(r.Away)
+		whileUp = fmt.Sprintf(" (%.2f %% while it was up)", percent(up.Waited, up.Requests))
+	}
+	say("%.2f %% of the requests waited for Redis%s.\nThe others got their answer at once.", percent(t.Waited, t.Requests), whileUp)
 	say("The most that any window admitted: %s of %s.", commas(r.Most), commas(r.Limit))
 	if r.KilledAt > 0 {
-		say("\nThe killed process held %s tokens, %.1f %% of a limit. Nobody could use them\nuntil their window ended.", commas(r.Held), percent(r.Held, r.Limit))
+		say("\nThe killed process held %s tokens, %.1f %% of a limit. Nobody could use them\nuntil their window ended. It was not started again: the other two took its\nrequests.", commas(r.Held), percent(r.Held, r.Limit))
 	}
 	if a := r.Away; r.AdmittedAt > 0 {
 		say("\nRedis was away for %.1f s, and %.2f s later each process admitted again. Of the\n%s requests of that time %s were answered; %s got the failure\npolicy's answer, by default an error.",
