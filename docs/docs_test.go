@@ -3,7 +3,9 @@
 package docs_test
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -219,8 +221,8 @@ func TestGettingStarted(t *testing.T) {
 	require.Less(t, calls, 200)
 }
 
-// The server of the first guide limits each user, asks for a user, and ends in order when it is
-// interrupted.
+// Three servers of the first guide share each user's limit. SIGTERM ends them in order, which
+// returns what they hold.
 func TestGettingStartedServer(t *testing.T) {
 	const page = "docs/getting-started.md"
 	text, err := os.ReadFile(page)
@@ -228,16 +230,29 @@ func TestGettingStartedServer(t *testing.T) {
 	all := blocks(page, string(text))
 	i := slices.IndexFunc(all, func(b block) bool { return strings.Contains(b.text, "http.Server") })
 	require.GreaterOrEqual(t, i, 0)
-	free, err := net.Listen("tcp", "localhost:0")
-	require.NoError(t, err)
-	addr := free.Addr().String()
-	require.NoError(t, free.Close())
 	s := newStage(t)
-	server := exec.CommandContext(t.Context(), s.program(t, strings.ReplaceAll(all[i].text, "localhost:8080", addr)))
-	require.NoError(t, server.Start())
+	program := s.program(t, all[i].text)
+	commands, addrs := all[i+1].text, []string{}
+	for _, port := range []string{"8081", "8082", "8083"} {
+		free, err := net.Listen("tcp", "localhost:0")
+		require.NoError(t, err)
+		_, other, _ := net.SplitHostPort(free.Addr().String())
+		addrs, commands = append(addrs, "localhost:"+other), strings.ReplaceAll(commands, port, other)
+		require.NoError(t, free.Close())
+	}
+	lines := commandLines(commands)
+	require.Len(t, lines, 4, "build, start, curl, kill")
+	start := strings.TrimSuffix(lines[1], "; sleep 1") // the test waits for the servers
+	shell := exec.CommandContext(t.Context(), "bash", "-c", start+"; read; "+lines[2]+"; "+lines[3]+"; wait")
+	shell.Dir = filepath.Dir(program)
+	input, err := shell.StdinPipe()
+	require.NoError(t, err)
+	var said bytes.Buffer
+	shell.Stdout, shell.Stderr = &said, &said
+	require.NoError(t, shell.Start())
 
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	ask := func(user string) *http.Response {
+	ask := func(addr, user string) *http.Response {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
 		require.NoError(t, err)
 		r.Header.Set("X-User", user)
@@ -248,16 +263,28 @@ func TestGettingStartedServer(t *testing.T) {
 		require.NoError(t, answer.Body.Close())
 		return answer
 	}
-	require.Eventually(t, func() bool { return ask("") != nil }, 10*time.Second, 10*time.Millisecond)
-	require.Equal(t, http.StatusBadRequest, ask("").StatusCode)
-	answer := ask("alice")
-	require.Equal(t, http.StatusOK, answer.StatusCode)
-	require.Equal(t, "600", answer.Header.Get("X-RateLimit-Limit"))
+	const requests = 5 // to each
+	for _, addr := range addrs {
+		require.Eventually(t, func() bool { return ask(addr, "") != nil }, 10*time.Second, 10*time.Millisecond)
+		require.Equal(t, http.StatusBadRequest, ask(addr, "").StatusCode)
+		for range requests {
+			answer := ask(addr, "alice")
+			require.Equal(t, http.StatusOK, answer.StatusCode)
+			require.Equal(t, "600", answer.Header.Get("X-RateLimit-Limit"))
+		}
+	}
+	charged := func(user string) string {
+		return strings.TrimSpace(s.shell(t, ".", "redis-cli get '{user:"+user+"}'"))
+	}
+	spent := strconv.Itoa(requests * len(addrs))
+	require.NotEqual(t, spent, charged("alice"), "they hold some")
 
-	require.NoError(t, server.Process.Signal(os.Interrupt))
-	require.NoError(t, server.Wait())
-	charged := s.shell(t, ".", "redis-cli get '{user:alice}'")
-	require.Equal(t, "1", strings.TrimSpace(charged), "what it did not use it has returned")
+	_, err = io.WriteString(input, "\n") // curl, then kill
+	require.NoError(t, err)
+	require.NoError(t, shell.Wait(), &said)
+	require.Contains(t, said.String(), "HTTP/1.1 200 OK")
+	require.Equal(t, spent, charged("alice"), "what they did not use they have returned")
+	require.Equal(t, "1", charged("42"))
 }
 
 var (

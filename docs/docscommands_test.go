@@ -56,8 +56,8 @@ func goBuild(to, from string) error {
 var threeProcesses = regexp.MustCompile(`^for i in 1 2 3; do \./hello & done; wait$`)
 
 // notRun matches commands that take minutes, install software, download something, change the
-// work tree, run until they are stopped, or are run by TestGettingStarted.
-var notRun = regexp.MustCompile(`^go (test|get|install|build$|mod (init|edit|tidy))|^go run golang\.org/x/perf/cmd/benchstat@latest |^git (stash|clone)|^mkdir |^redis-server |^\.ci/run$|` + threeProcesses.String())
+// work tree, run until they are stopped, or are run by TestGettingStarted and TestGettingStartedServer.
+var notRun = regexp.MustCompile(`^go (test|get|install|build$|mod (init|edit|tidy))|^go run golang\.org/x/perf/cmd/benchstat@latest |^git (stash|clone)|^mkdir |^redis-server |^\.ci/run$|^for p in 8081 |^curl .* localhost:8081$|^kill %|` + threeProcesses.String())
 
 // command runs a command, or the part of it that can be run here.
 func (s *stage) command(t *testing.T, command string) {
