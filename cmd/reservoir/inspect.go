@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
@@ -157,6 +158,9 @@ func (i *inspection) text() string {
 		if i.Name == "" {
 			s += "           (the keys of a limit with a name need -name)\n"
 		}
+		if !strings.HasPrefix(i.Key, "user:") && !strings.HasPrefix(i.Key, "addr:") {
+			s += "           (httplimit's keys begin with user: or addr:)\n"
+		}
 	}
 	if i.Limit != nil {
 		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
@@ -166,6 +170,7 @@ func (i *inspection) text() string {
 	}
 	if i.Charged > 0 {
 		s += "\n" + table.Text(i.shares(), false)
+		s += "\nclient: a limiter of a process; share: of what is charged, granted less given back\n"
 	}
 	for n, fault := range i.Faults {
 		s += map[bool]string{true: "\n"}[n == 0] + "fault      " + fault + "\n"
