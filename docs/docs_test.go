@@ -263,27 +263,26 @@ func TestGettingStartedServer(t *testing.T) {
 		require.NoError(t, answer.Body.Close())
 		return answer
 	}
-	const requests = 5 // to each
 	for _, addr := range addrs {
 		require.Eventually(t, func() bool { return ask(addr, "") != nil }, 10*time.Second, 10*time.Millisecond)
 		require.Equal(t, http.StatusBadRequest, ask(addr, "").StatusCode)
-		for range requests {
-			answer := ask(addr, "alice")
-			require.Equal(t, http.StatusOK, answer.StatusCode)
-			require.Equal(t, "600", answer.Header.Get("X-RateLimit-Limit"))
-		}
 	}
 	charged := func(user string) string {
 		return strings.TrimSpace(s.shell(t, ".", "redis-cli get '{user:"+user+"}'"))
 	}
-	spent := strconv.Itoa(requests * len(addrs))
-	require.NotEqual(t, spent, charged("alice"), "they hold some")
+	spent := 0
+	for strconv.Itoa(spent) == charged("alice") || spent < len(addrs) { // until they hold some
+		answer := ask(addrs[spent%len(addrs)], "alice")
+		require.Equal(t, http.StatusOK, answer.StatusCode)
+		require.Equal(t, "600", answer.Header.Get("X-RateLimit-Limit"))
+		spent++
+	}
 
 	_, err = io.WriteString(input, "\n") // curl, then kill
 	require.NoError(t, err)
 	require.NoError(t, shell.Wait(), &said)
 	require.Contains(t, said.String(), "HTTP/1.1 200 OK")
-	require.Equal(t, spent, charged("alice"), "what they did not use they have returned")
+	require.Equal(t, strconv.Itoa(spent), charged("alice"), "what they did not use they have returned")
 	require.Equal(t, "1", charged("42"))
 }
 
