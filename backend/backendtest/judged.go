@@ -165,6 +165,7 @@ func (p *judged) pass() {
 		p.now += pick(p.random, window/2, window, window+2*time.Second)
 	case n < 13 && p.lossy:
 		p.back += pick(p.random, time.Second, window/3)
+		p.alone = p.alone || !p.calls.Rolls // a window may get the name of an earlier one, whose ledger take has left in the keys
 		p.log.Losses = append(p.log.Losses, p.time())
 	}
 	for who := range p.clients {
