@@ -170,6 +170,7 @@ if stop == 0 then
     stop, gen, used, began, unknown = wend, wgen, max(wused, wmine), true, true
   elseif want > 0 or limiter == '' and need > 0 then
     stop, fresh, began = ends(), true, limiter ~= ''
+    if began and not head and wend == stop then gen = wgen end
   else
     open = false
   end
