@@ -13,6 +13,8 @@ package lua
 
 import _ "embed"
 
+//go:generate go test -run=TestJoined -join .
+
 // The scripts, complete and self-contained. Each is the method of backend.Store that has
 // its name.
 var (
@@ -28,4 +30,12 @@ var (
 	Reset string
 	//go:embed rolling.lua
 	Rolling string // all methods, of a rolling limit
+)
+
+// The scripts of the next protocol, whose rules in Go are internal/ledger. No store uses them yet.
+var (
+	//go:embed statement.lua
+	Statement string // changes a counter
+	//go:embed void.lua
+	Void string // voids the open window
 )
