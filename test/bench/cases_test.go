@@ -356,7 +356,7 @@ func ranges(lines []caseLine, q float64) string {
 }
 
 // worse returns, for each number of processes, the line of two loads in which a process held
-// more. Who asks what a crash costs asks about the worst day.
+// more. What a crash costs matters on the worst day.
 func worse(a, b []caseLine) (all []caseLine) {
 	for i := range min(len(a), len(b)) {
 		if b[i].held.Most > a[i].held.Most {

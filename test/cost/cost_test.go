@@ -467,3 +467,12 @@ func TestRatios(t *testing.T) {
 	require.Equal(t, []string{"30.0", "30.0", "0.50"}, r.cells(of, table.Digits, true)[:3])
 	require.InDelta(t, 1.5, median([]float64{2, 1}), 1e-9)
 }
+
+// TestRateIsTheOther: the driver is built in the tree of another commit, so it has GitHub's script as a copy.
+func TestRateIsTheOther(t *testing.T) {
+	of, err := os.ReadFile("../../backend/redisstore/testdata/rate.lua")
+	require.NoError(t, err)
+	is, err := os.ReadFile("driver/rate.lua")
+	require.NoError(t, err)
+	require.Equal(t, string(of), string(is))
+}

@@ -24,7 +24,7 @@ const processEnv = "RESERVOIR_INTERVAL"
 // callers is how many goroutines of a process ask for one key.
 const callers = 2
 
-// plan is what a process is told.
+// plan is what the runner hands to a process.
 type plan struct {
 	Seed      uint64
 	Index     int // how many processes were started before
