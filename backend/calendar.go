@@ -2,6 +2,7 @@ package backend
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -72,9 +73,30 @@ func (l Limit) Ends(t time.Time) time.Time {
 	return t.Add(l.Window)
 }
 
+// name is the period and the zone, as "day@Europe/Berlin".
+func (c Calendar) name() string {
+	zone := "UTC"
+	if c.Zone != nil {
+		zone = c.Zone.String()
+	}
+	return [...]string{"", "day", "week", "month"}[min(c.Period, Month)] + "@" + zone
+}
+
+// validate refuses zones without a name of their own, because the name tells them apart in the store: every process
+// must mean the same zone by it.
 func (c Calendar) validate() error {
 	if c.Period > Month {
 		return fmt.Errorf("%w: period %d of a calendar", ErrLimit, c.Period)
+	}
+	if c.Zone == nil || c.Period == 0 {
+		return nil
+	}
+	name := c.Zone.String()
+	if c.Zone == time.Local || name == "" || name == "Local" {
+		return fmt.Errorf("%w: a calendar in the zone of this machine or one without a name: use time.LoadLocation or time.UTC", ErrLimit)
+	}
+	if len(name) > 64 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '{' || r == '}' }) {
+		return fmt.Errorf("%w: a zone whose name is not that of a time zone", ErrLimit)
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import "fmt"
 type Class uint8
 
 const (
-	// Unknown: the call may have been carried out. Sync may be repeated;
-	// Take, Settle and Reset may not.
+	// Unknown: the call may have been carried out. A client with an account makes a new
+	// statement; a statement without a client, and Reset, may not be repeated.
 	Unknown Class = iota
 	// Unavailable: surely not carried out; the store may answer soon.
 	Unavailable
@@ -31,7 +31,7 @@ func (c Class) String() string {
 // Error is the failure of one call to a store, which made no decision. Its text
 // holds no key, password or URL.
 type Error struct {
-	Op    string // "sync", "take", "check", "settle", "reset", "listen" or "publish", for example
+	Op    string // "sync", "check", "reset", "listen" or "publish", for example
 	Class Class
 	Err   error // from the transport or the server
 

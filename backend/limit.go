@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -40,7 +41,7 @@ type Limit struct {
 	Shadow   bool     // requests above the limit pass, and their results say so
 
 	// Rolls says that the limit holds in every interval of the length Window, and not only in
-	// windows that follow each other; see [Limit.Rolling]. Requests carry it.
+	// windows that follow each other; see [Limit.Rolling].
 	Rolls bool
 }
 
@@ -56,8 +57,29 @@ func (l Limit) Rolling() Limit {
 	return l
 }
 
-// Plain returns the limit as requests carry it, with Tokens, Window and Rolls only.
-func (l Limit) Plain() Limit { return Limit{Tokens: l.Tokens, Window: l.Window, Rolls: l.Rolls} }
+// Plain returns the limit as requests carry it: without Shadow.
+func (l Limit) Plain() Limit {
+	l.Shadow = false
+	return l
+}
+
+// Counter names what the limit counts in, beside the key: the kind and the length of its windows, as "60s", "1500ms",
+// "60s:roll" or "day@Europe/Berlin". Limits that differ only in Tokens share a counter; others never meet.
+func (l Limit) Counter() string {
+	name := ""
+	switch ms := l.Window.Milliseconds(); {
+	case l.Calendar.Period != 0:
+		return l.Calendar.name()
+	case ms%1000 == 0:
+		name = strconv.FormatInt(ms/1000, 10) + "s"
+	default:
+		name = strconv.FormatInt(ms, 10) + "ms"
+	}
+	if l.Rolls {
+		name += ":roll"
+	}
+	return name
+}
 
 // Validate returns nil, or an error that wraps ErrLimit and names the fault.
 func (l Limit) Validate() error {
@@ -90,37 +112,52 @@ func ValidateKey(key string) error {
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r SyncRequest) Validate() error {
-	if err := validate(r.Key, r.Limit); err != nil {
+func (q *Statement) Validate() error {
+	if err := validate(q.Key, q.Limit, false); err != nil {
+		return err
+	}
+	switch {
+	case q.Client == "" && (q.Change < 0 || (q.Need > 0) == (q.Change > 0) || q.Want != 0):
+		return fmt.Errorf("%w: a statement without a client that needs %d, wants %d and changes %d", ErrTokens, q.Need, q.Want, q.Change)
+	case q.Client != "" && (q.Life < 1 || q.Life > MaxTokens || q.Seq < 1 || q.Seq > MaxTokens):
+		return fmt.Errorf("%w: statement %d of life %d", ErrTokens, q.Seq, q.Life)
+	case q.Client != "" && (q.Least < 0 || q.Need < q.Least || q.Want < q.Need || q.Want > MaxTokens), q.Need > MaxTokens:
+		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, q.Want, q.Need, q.Least)
+	case outside(q.Mine) || outside(q.Used) || q.Change < -MaxTokens || q.Change > MaxTokens:
+		return fmt.Errorf("%w: %d charged of %d, changed by %d", ErrTokens, q.Mine, q.Used, q.Change)
+	case outside(q.Window.End) || outside(q.Window.Gen) || outside(q.Idle) || outside(q.Pace) || outside(q.Run):
+		return fmt.Errorf("%w: idle %d, pace %d, run %d, in %v", ErrTokens, q.Idle, q.Pace, q.Run, q.Window)
+	case (q.Limit.Calendar.Period != 0) != (q.End != 0), q.End != 0 && (q.Begin < 1 || q.End <= q.Begin || q.End-q.Begin > MaxWindow.Milliseconds() || q.End > MaxTokens):
+		return fmt.Errorf("%w: a period from %d to %d", ErrLimit, q.Begin, q.End)
+	case q.Client != "":
+		return validateClient(q.Client)
+	}
+	return nil
+}
+
+func outside(n int64) bool { return n < 0 || n > MaxTokens }
+
+// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
+func (r *SyncRequest) Validate() error {
+	if err := validate(r.Key, r.Limit, true); err != nil {
 		return err
 	}
 	if err := validateClient(r.Client); err != nil {
 		return err
 	}
 	switch {
-	case r.Granted < 0 || r.Granted > MaxTokens || r.Returned < 0 || r.Returned > min(r.Granted+max(r.Debt, 0), MaxTokens): // debt may be returned too
+	case outside(r.Granted) || r.Returned < 0 || r.Returned > min(r.Granted+max(r.Debt, 0), MaxTokens): // debt may be returned too
 		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
-	case r.Debt < 0 || r.Debt > MaxTokens:
+	case outside(r.Debt):
 		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)
 	case r.Least < 0 || r.Need < r.Least || r.Want < r.Need || r.Want > MaxTokens:
 		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
-	case r.Window < 0 || int64(r.Window) > MaxTokens || r.Peers < 0 || r.Peers > MaxTokens || r.Pace < 0 || r.Pace > MaxTokens:
-		return fmt.Errorf("%w: window %d, peers %d, pace %d", ErrTokens, r.Window, r.Peers, r.Pace)
-	case r.Idle < -1 || r.Idle > MaxTokens || r.Run < 0 || r.Run > MaxTokens:
-		return fmt.Errorf("%w: idle %d, run %d", ErrTokens, r.Idle, r.Run)
-	case r.Total < 0 || r.Total > MaxTokens || r.Used < 0 || r.Used > MaxTokens:
+	case outside(r.Window.End) || outside(r.Peers) || outside(r.Pace) || r.Idle < -1 || r.Idle > MaxTokens:
+		return fmt.Errorf("%w: window %d, peers %d, pace %d, idle %d", ErrTokens, r.Window.End, r.Peers, r.Pace, r.Idle)
+	case outside(r.Total) || outside(r.Used):
 		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
-	}
-	if err := r.validateRolling(); err != nil {
-		return err
-	}
-	return validateEnd(r.End, r.Next, r.OpenLength)
-}
-
-// validateRolling returns nil, or an error that wraps ErrTokens.
-func (r SyncRequest) validateRolling() error {
-	if r.Account < 0 || r.Account > MaxTokens || r.Refunded < 0 || r.Refunded > MaxTokens || r.RefundedIn < 0 || int64(r.RefundedIn) > MaxTokens || len(r.Spent) > MaxSpent {
-		return fmt.Errorf("%w: account %d, %d refunded in %d, %d sums of spent tokens", ErrTokens, r.Account, r.Refunded, r.RefundedIn, len(r.Spent))
+	case outside(r.Account) || outside(r.Refunded) || outside(r.RefundedIn.End) || len(r.Spent) > MaxSpent:
+		return fmt.Errorf("%w: account %d, %d refunded in %d, %d sums of spent tokens", ErrTokens, r.Account, r.Refunded, r.RefundedIn.End, len(r.Spent))
 	}
 	last := Spent{}
 	for _, s := range r.Spent {
@@ -133,8 +170,8 @@ func (r SyncRequest) validateRolling() error {
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r TakeRequest) Validate() error {
-	if err := validate(r.Key, r.Limit); err != nil {
+func (r *TakeRequest) Validate() error {
+	if err := validate(r.Key, r.Limit, true); err != nil {
 		return err
 	}
 	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
@@ -143,27 +180,16 @@ func (r TakeRequest) Validate() error {
 	if r.Within < 0 || r.Within > MaxWindow {
 		return fmt.Errorf("%w: a reply within %v", ErrTokens, r.Within)
 	}
-	return validateEnd(r.End, r.Next, r.OpenLength)
+	return nil
 }
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r ResetRequest) Validate() error {
-	if err := validate(r.Key, r.Limit); err != nil {
+func (r *SettleRequest) Validate() error {
+	if err := validate(r.Key, r.Limit, true); err != nil {
 		return err
 	}
-	return validateEnd(r.End, r.Next, r.OpenLength)
-}
-
-// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r SettleRequest) Validate() error {
-	if err := ValidateKey(r.Key); err != nil {
-		return err
-	}
-	if r.Tokens == 0 || r.Tokens < -MaxTokens || r.Tokens > MaxTokens || r.Window < 1 || int64(r.Window) > MaxTokens || r.Limit < 1 || r.Limit > MaxTokens {
-		return fmt.Errorf("%w: to settle %d in window %d of a limit of %d", ErrTokens, r.Tokens, r.Window, r.Limit)
-	}
-	if r.Rolling != 0 {
-		return Limit{Tokens: r.Limit, Window: r.Rolling, Rolls: true}.Validate()
+	if r.Tokens == 0 || r.Tokens < -MaxTokens || r.Tokens > MaxTokens || r.Window.End < 1 || r.Window.End > MaxTokens {
+		return fmt.Errorf("%w: to settle %d in window %d", ErrTokens, r.Tokens, r.Window.End)
 	}
 	return nil
 }
@@ -173,26 +199,19 @@ func validateClient(name string) error {
 	switch {
 	case name == "" || len(name) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case name == "w" || name == "era":
+	case name == "head" || name == "w" || name == "era":
 		return fmt.Errorf("%w: the client's name %q is reserved for the ledger", ErrKey, name)
 	}
 	return nil
 }
 
-// validateEnd returns nil, or an error that wraps ErrTokens or ErrLimit.
-func validateEnd(end, next Window, open time.Duration) error {
-	if open < 0 || open > MaxWindow || open%time.Millisecond != 0 {
-		return fmt.Errorf("%w: an open window of %v", ErrLimit, open)
-	}
-	if end < 0 || int64(end) > MaxTokens || next != 0 && (next <= end || int64(next-end) > MaxWindow.Milliseconds()) {
-		return fmt.Errorf("%w: a window that ends at %d, and the next at %d", ErrTokens, end, next)
-	}
-	return nil
-}
-
-func validate(key string, l Limit) error {
+// validate checks a request about a limit that rolls, or one that does not.
+func validate(key string, l Limit, rolls bool) error {
 	if err := ValidateKey(key); err != nil {
 		return err
+	}
+	if l.Rolls != rolls {
+		return fmt.Errorf("%w: a rolling limit has requests of its own", ErrLimit)
 	}
 	return l.Validate()
 }

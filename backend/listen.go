@@ -10,14 +10,14 @@ import (
 var ErrNoListener = errors.New("the store sends no messages: it is no backend.Listener")
 
 // Listener is an optional interface of a store that can send messages to limiters, so that
-// idle tokens come back before a process refuses. A limiter states [SyncRequest].Idle
-// as -1 about keys whose messages it would not get, and to stores that are no Listener.
+// idle tokens come back before a process refuses. A limiter states [Hints].Deaf
+// about keys whose messages it would not get, and to stores that are no Listener.
 //
 // Messages may be lost, late or repeated. No count depends on them, because a limiter
 // answers a message by nothing but ordinary statements.
 type Listener interface {
 	// Listen calls hear, perhaps before Listen returns, with the messages to a process, which
-	// is the part of [SyncRequest].Client before its last dot, and with those to all. Calls of
+	// is the part of [Statement].Client before its last dot, and with those to all. Calls of
 	// hear come one at a time, and no lock of the store is held. Messages wait while hear runs,
 	// so it must return soon. Listen does no I/O itself.
 	Listen(process string, hear func(Message)) Subscription
@@ -41,10 +41,11 @@ type Subscription interface {
 
 // Message is what a store or a process tells limiters about a key.
 type Message struct {
-	Kind   Kind
-	Key    string // as in requests
-	Window Window // that it is about: it says nothing of any other window
-	Limit  int64  // tokens of the limit that the sender has: a larger one may not be used up; 0 in Voided and Changed
+	Kind    Kind
+	Key     string // as in requests
+	Counter string // of the key, that it is about; none in Changed
+	Window  Window // that it is about: it says nothing of any other window
+	Limit   int64  // tokens of the limit that the sender has: a larger one may not be used up; 0 in Voided and Changed
 }
 
 // Kind is what a message says.
@@ -60,7 +61,7 @@ const (
 	Exhausted
 	// Again: tokens have come back to Key since Exhausted.
 	Again
-	// Voided: Reset has voided Window of Key. It goes to all who listen.
+	// Voided: Reset has voided Window of Key, which has an End of 0 if none was open. It goes to all who listen.
 	Voided
 	// Changed: Key may have another limit from now on. It has no Window, and goes to all
 	// who listen, by Publish.
