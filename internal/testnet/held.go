@@ -11,7 +11,7 @@ import (
 )
 
 // await returns with the answer, or when the call's time is over. It ignores the context
-// of a sync, which no caller can end before its deadline.
+// of a detached call, which no caller can end before its deadline.
 func (p *port) await(ctx context.Context, c *Call) error {
 	var timeout <-chan time.Time
 	if !c.Until.IsZero() {
@@ -20,7 +20,7 @@ func (p *port) await(ctx context.Context, c *Call) error {
 		timeout = t.C
 	}
 	var done <-chan struct{}
-	if c.Op != "sync" {
+	if !c.detached {
 		done = ctx.Done()
 	}
 	select {

@@ -28,8 +28,8 @@ type Network struct {
 	// Set these before the first call, or with the lock. Each may be nil.
 	Enter   func(ctx context.Context, c *Call) context.Context // sees a call before it is sent, and says with what context it goes on
 	Serve   func(ctx context.Context, c *Call) error           // delays a call that has arrived, or turns it away
-	Request func(r *backend.SyncRequest)                       // changes statements
-	Reply   func(reply any)                                    // changes replies: a *backend.SyncReply, for example
+	Request func(q *backend.Statement)                         // changes statements
+	Reply   func(reply any)                                    // changes replies: a *backend.Reply, for example
 	Travel  func(who int, leg Leg) time.Duration               // how long what starts now takes; set it before the first call
 
 	store    atomic.Pointer[backend.Store]
@@ -89,22 +89,24 @@ func (n *Network) takes(who int, leg Leg, delay time.Duration) time.Duration {
 
 // Call is one call to the store.
 type Call struct {
-	Op, Key string
-	Want    int64     // tokens that a sync asks for, or that a take or settlement names
-	At      time.Time // when it was sent
-	Who     int       // the limiter that made it
-	Until   time.Time // its deadline, after which the store would not execute it
-	Reply   any       // a pointer to the store's reply
-	Err     error
+	Op, Key   string             // the calls of rolling limits are a sync too, a take and a settle
+	Want      int64              // tokens that it asks for, or that a take or a settle names
+	At        time.Time          // when it was sent
+	Who       int                // the limiter that made it
+	Until     time.Time          // its deadline, after which the store would not execute it
+	Statement *backend.Statement // of a sync of a fixed limit
+	Reply     any                // a pointer to the store's reply
+	Err       error
 
 	// Of a held call:
 	Executed bool // the reply is on its way
 	Ghost    bool // no caller waits for it any more
 	Copied   bool // it is one of two
 
-	number int // among all calls
-	run    func() (any, error)
-	answer chan struct{}
+	number   int  // among all calls
+	detached bool // see backend.Statement
+	run      func() (any, error)
+	answer   chan struct{}
 }
 
 // Fault is what happens to a call. Two faults are equal if they answer with the same error.
@@ -206,7 +208,7 @@ func (n *Network) MoveTo(delay time.Duration) {
 	n.delay = delay
 }
 
-// LoseData replaces the store by an empty one, which learns from its clients what it had granted.
+// LoseData replaces the store by an empty one.
 func (n *Network) LoseData() { n.SetStore(memstore.New()) }
 
 // SetStore replaces the store, and Store returns it.
@@ -232,7 +234,7 @@ func (n *Network) MostInFlight() (most int) {
 }
 
 // Inspect is not delayed and not counted.
-func (n *Network) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+func (n *Network) Inspect(ctx context.Context, key string) ([]backend.Contents, error) {
 	return n.Store().(backend.Inspector).Inspect(n.skewed(ctx), key)
 }
 
@@ -357,16 +359,16 @@ func Pass(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Sync implements [backend.Store], as the next four do.
-func (p *port) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+// Sync implements [backend.Store], as the next five do.
+func (p *port) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	if p.net.Request != nil {
-		p.net.Request(&r)
+		p.net.Request(&q)
 	}
-	return send(ctx, p, &Call{Op: "sync", Key: r.Key, Want: r.Want}, r, backend.Store.Sync)
-}
-
-func (p *port) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return send(ctx, p, &Call{Op: "take", Key: r.Key, Want: r.Tokens}, r, backend.Store.Take)
+	c := &Call{Op: "sync", Key: q.Key, Want: q.Want, Statement: &q, detached: q.Detached}
+	if q.Client == "" {
+		c.Want = max(q.Need, q.Change)
+	}
+	return send(ctx, p, c, q, backend.Store.Sync)
 }
 
 func (p *port) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
@@ -375,12 +377,22 @@ func (p *port) Check(ctx context.Context, key string, l backend.Limit) (backend.
 	})
 }
 
-func (p *port) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	return send(ctx, p, &Call{Op: "settle", Key: r.Key, Want: r.Tokens}, r, backend.Store.Settle)
+func (p *port) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
+	return send(ctx, p, &Call{Op: "reset", Key: key}, l, func(s backend.Store, ctx context.Context, l backend.Limit) (backend.Window, error) {
+		return s.Reset(ctx, key, l)
+	})
 }
 
-func (p *port) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	return send(ctx, p, &Call{Op: "reset", Key: r.Key}, r, backend.Store.Reset)
+func (p *port) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	return send(ctx, p, &Call{Op: "sync", Key: r.Key, Want: r.Want, detached: r.Detached}, r, backend.Store.SyncRolling)
+}
+
+func (p *port) TakeRolling(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
+	return send(ctx, p, &Call{Op: "take", Key: r.Key, Want: r.Tokens, detached: r.Detached}, r, backend.Store.TakeRolling)
+}
+
+func (p *port) SettleRolling(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	return send(ctx, p, &Call{Op: "settle", Key: r.Key, Want: r.Tokens}, r, backend.Store.SettleRolling)
 }
 
 // Listen implements [backend.Listener], if the store does: a message takes as long as a
