@@ -6,46 +6,42 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/lua"
 )
 
-// A program in any language shares a limit by the scripts. Here one charges 30 of 100 an
-// hour by Take and reads the rest by Check, and a limiter of this library sees that.
+// A program in any language shares a limit by the scripts. Here one charges 30 of 100 an hour by a statement without
+// an account and reads the rest by Check, and a store of this library sees that.
 func Example() {
 	t, stop := redistest.Example()
 	defer stop()
 	server := redistest.Start(t) // yours
 	ctx := context.Background()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1}) // Take must not be sent twice
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1}) // a charge must not be sent twice
 	defer client.Close()
 
-	keys := []string{"{user:42}", "{user:42}:exp"}
-	const hour = 3_600_000 // ms
-	take, err := redis.NewScript(lua.Take).Run(ctx, client, keys, 30, 100, hour, 0, 0, 0, 0, "").Int64Slice()
+	perHour := backend.Limit{Tokens: 100, Window: 3600e9}
+	keys := []string{"{user:42}:3600s", "{user:42}:3600s:exp", "{user:42}:3600s:own"}
+	charge := []any{"", 100, 3_600_000, 0, 30, 0, 0, 0, 0, 0} // see the header of sync.lua
+	reply, err := redis.NewScript(lua.Sync).Run(ctx, client, keys, charge...).Int64Slice()
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("allowed", take[0]&8 != 0, "remaining", take[3])
-	check, err := redis.NewScript(lua.Check).RunRO(ctx, client, keys, 100, hour, "").Int64Slice()
+	fmt.Println("granted", reply[6], "used", reply[4])
+	check, err := redis.NewScript(lua.Check).RunRO(ctx, client, keys).Int64Slice()
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("remaining", check[3])
+	fmt.Println("used", check[4])
 
 	store := redisstore.New(client)
 	defer store.Close()
-	limiter, err := reservoir.New(store, reservoir.PerHour(100), reservoir.WithDirect())
-	if err != nil {
-		panic(err)
-	}
-	defer limiter.Close(ctx)
-	r, err := limiter.Allow(ctx, "user:42")
-	fmt.Println("remaining", r.Remaining, err)
+	state, err := store.Check(ctx, "user:42", perHour)
+	fmt.Println("remaining", state.Remaining, err)
 	// Output:
-	// allowed true remaining 70
-	// remaining 70
-	// remaining 69 <nil>
+	// granted 30 used 30
+	// used 30
+	// remaining 70 <nil>
 }

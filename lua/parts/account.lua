@@ -4,7 +4,7 @@
 
 local mine, grant, wrote = 0, 0, open and limiter ~= ''
 if field and fend == hend and fgen == hgen then
-  of = flife == life
+  of = flife == life + 0
 else
   left, spare, called = true, 0, false
 end

@@ -30,8 +30,14 @@ if args > 10 then
   end
 end
 
-local keys = redis.call('MGET', KEYS[2], KEYS[1])
-local stop, used = keys[1], keys[2]
+local stop, used
+if KEYS[2] then
+  local keys = redis.call('MGET', KEYS[2], KEYS[1])
+  stop, used = keys[1], keys[2]
+else                                                   -- where the slot moves to, a command may have one new key at most
+  KEYS[2], KEYS[3] = KEYS[1] .. ':exp', KEYS[1] .. ':own'
+  stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
+end
 local had, was = 0, 0                                  -- as the keys have them
 if stop then
   stop = tonumber(stop)
@@ -46,7 +52,7 @@ end
 stop, used = had, was
 
 -- The ledger: a head, and a field of this limiter.
-local own = redis.call('HMGET', KEYS[3], 'head', limiter)
+local own = KEYS[3] and redis.call('HMGET', KEYS[3], 'head', limiter) or { }
 local head, field = own[1], limiter ~= '' and own[2]
 local hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
@@ -69,15 +75,15 @@ if head then
       idle, out, calls, told, at = a + 0, b + 0, c + 0, e + 0, f + 0
     end
   end
-  if hend > most or hgen > most or sum > most or claimable > most or idle > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
+  if hend > most or hgen > most or sum > most or claimable > most or idle > most
+    or clients + before + exhausted + out + calls + told + at > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
 end
 local of, fend, fgen, flife, fmine, left, spare, called = false, 0, 0, 0, 0, true, 0, false
 if field then
   local away, a, b, c, d, e, plus, i = match(field, '^(~?)(%d+)%.?(%d*) (%d+) (%d+) (%d+)(%+?)(%d*)$')
   if not a then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
-  life, seq = life + 0, seq + 0
   fend, flife, fmine = a + 0, c + 0, e + 0
-  if life < flife or life == flife and seq <= d + 0 then return { 4, now } end  -- it, or a later one, was here
+  if life + 0 < flife or life + 0 == flife and seq + 0 <= d + 0 then return { 4, now } end  -- it, or a later one, was here
   if b ~= '' then fgen = b + 0 end
   left = away ~= ''
   if i ~= '' then spare = i + 0 else called = plus ~= '' end

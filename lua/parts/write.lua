@@ -15,7 +15,7 @@ local function header()
   if idle > 0 or calls > 0 or told > 0 then text = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
   return text
 end
-local gone = format('%d', stop + 1000)
+local gone = format('%d', stop + 1000 + (length < 60000 and length or 60000))  -- all keys go at once: in a slot that moves, some alone serve nobody
 
 if used > was and not timed then redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone) end
 if wrote then
@@ -30,11 +30,11 @@ if wrote then
       and type(redis.pcall('UNLINK', KEYS[3])) == 'number' then
       redis.call('HSET', KEYS[3], 'head', header(), limiter, account)
     end
-    redis.call('PEXPIREAT', KEYS[3], format('%d', hend + 1000 + (length < 60000 and length or 60000)))
+    redis.call('PEXPIREAT', KEYS[3], gone)
   end
-elseif began then
+elseif began and KEYS[3] then
   redis.call('HSET', KEYS[3], 'head', header())
-  redis.call('PEXPIREAT', KEYS[3], format('%d', hend + 1000 + (length < 60000 and length or 60000)))
+  redis.call('PEXPIREAT', KEYS[3], gone)
 elseif limiter ~= '' and head then                     -- nothing is open: a late copy of an earlier statement must not open a window
   redis.call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq))
 end

@@ -1,6 +1,7 @@
--- statement: set one client's account with one counter to what it should be, and grant it tokens.
+-- sync: set one client's account with one counter to what it should be, and grant it tokens.
 --
--- KEYS  1 {k}:60s      tokens charged in this window, integer
+-- KEYS  1 {k}:60s      tokens charged in this window, integer. The other two may be left out, and must be where a slot that
+--                      moves has none of them yet. A statement without an account may leave out the third, if there is none
 --       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
 --       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
 --         head         "window sum clients", then " claimable before exhausted" and "+idle out calls told at" unless all of
