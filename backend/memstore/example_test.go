@@ -20,6 +20,6 @@ func ExampleNew() {
 	}
 	limiter.Close(ctx) // returns unused tokens
 	contents, err := store.Inspect(ctx, "user:42")
-	fmt.Println(contents.Used, err)
-	// Output: 3 <nil>
+	fmt.Println(contents[0].Counter, contents[0].Used, err)
+	// Output: 3600s 3 <nil>
 }

@@ -10,12 +10,13 @@ import (
 	"context"
 	"hash/maphash"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/mailbox"
 	"github.com/go-reservoir/reservoir/internal/rolling"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
@@ -25,9 +26,9 @@ const shards = 64 // more than the cores that contend; a power of two
 
 // Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New]. It is
 // safe for concurrent use, and several limiters may share it. A call costs a hash, a lock
-// that 1/64 of the keys share, and well under a microsecond. A key with an open window
-// takes about 150 bytes, or about 700 with the account of a client that fetches batches
-// (go test -bench=Memory); closed windows are dropped as new keys come.
+// that 1/64 of the keys share, and well under a microsecond. A counter with an open window
+// takes about 150 bytes, or about 600 with the account of a client
+// (go test -bench=Memory); those that are over are dropped as new ones come.
 //
 // The clock of a Store starts as the wall clock at New and follows the monotonic clock.
 // If the machine is suspended or its clock is set later, Reset times are off by as much,
@@ -41,7 +42,7 @@ type Store struct {
 
 type shard struct {
 	mu    sync.Mutex
-	fixed table[counter.Counter, *counter.Counter]
+	fixed table[ledger.Counter, *ledger.Counter]
 	rings table[rolling.Ring, *rolling.Ring] // of rolling limits
 }
 
@@ -63,68 +64,66 @@ func New() *Store {
 }
 
 // Sync implements backend.Store.
-func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	var messages []counter.Message
-	if r.Limit.Rolls {
-		conflict := func() {
-			reply = backend.SyncReply{State: conflicts, Account: r.Account, Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: 1}
-		}
-		err = s.rolling(ctx, "sync", r.Key, r.Validate(), conflict, func(c *rolling.Ring, now int64) { reply, messages = c.Sync(r, now) })
-	} else {
-		err = s.fixed(ctx, "sync", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply, messages = c.Sync(r, now) })
-	}
-	for _, m := range messages {
-		s.mail.Send(m.Process, m.Message)
-	}
-	return reply, err
-}
-
-// Take implements backend.Store.
-func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	if r.Limit.Rolls {
-		err = s.rolling(ctx, "take", r.Key, r.Validate(), func() { reply.State = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Take(r, now) })
-	} else {
-		err = s.fixed(ctx, "take", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Take(r, now) })
-	}
+func (s *Store) Sync(ctx context.Context, q backend.Statement) (reply backend.Reply, err error) {
+	var messages []ledger.Message
+	err = s.fixed(ctx, "sync", q.Key, q.Limit, q.Validate(), func(c *ledger.Counter, now int64) { reply, messages = c.Sync(q, now) })
+	s.send(messages, q.Key, q.Limit)
 	return reply, err
 }
 
 // Check implements backend.Store.
-func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (reply backend.State, err error) {
+func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state backend.State, err error) {
 	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
 	if l.Rolls {
-		err = s.rolling(ctx, "check", key, faulty, func() { reply = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Check(l, now) })
+		err = s.rolling(ctx, "check", key, l, faulty, func(r *rolling.Ring, now int64) { state = r.Check(l, now) })
 	} else {
-		err = s.fixed(ctx, "check", key, faulty, func(c *counter.Counter, now int64) { reply = c.Check(l, now) })
+		err = s.fixed(ctx, "check", key, l, faulty, func(c *ledger.Counter, now int64) { state = c.Check(l, now) })
 	}
-	return reply, err
-}
-
-// Settle implements backend.Store.
-func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
-	if r.Rolling != 0 {
-		err = s.rolling(ctx, "settle", r.Key, r.Validate(), nil, func(c *rolling.Ring, now int64) { reply = c.Settle(r, now) })
-	} else {
-		err = s.fixed(ctx, "settle", r.Key, r.Validate(), func(c *counter.Counter, now int64) { reply = c.Settle(r, now) })
-	}
-	return reply, err
+	return state, err
 }
 
 // Reset implements backend.Store.
-func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (reply backend.State, err error) {
-	var before backend.Window
-	if r.Limit.Rolls {
-		err = s.rolling(ctx, "reset", r.Key, r.Validate(), func() { reply = conflicts }, func(c *rolling.Ring, now int64) { reply = c.Reset(r, now) })
+func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
+	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
+	if l.Rolls {
+		err = s.rolling(ctx, "reset", key, l, faulty, func(r *rolling.Ring, now int64) { r.Reset(now) })
 	} else {
-		err = s.fixed(ctx, "reset", r.Key, r.Validate(), func(c *counter.Counter, now int64) {
-			before = c.Check(r.Limit, now).Window
-			reply = c.Reset(r, now)
+		err = s.fixed(ctx, "reset", key, l, faulty, func(c *ledger.Counter, now int64) {
+			void, _ = c.Reset(l.At(time.UnixMicro(now)).Window.Milliseconds(), now)
 		})
 	}
-	if reply.Window != 0 && !reply.Conflict {
-		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: r.Key, Window: before})
+	if err == nil {
+		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	}
+	return void, err
+}
+
+// SyncRolling implements backend.RollingStore.
+func (s *Store) SyncRolling(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
+	var messages []ledger.Message
+	err = s.rolling(ctx, "sync", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply, messages = r.Sync(q, now) })
+	s.send(messages, q.Key, q.Limit)
 	return reply, err
+}
+
+// TakeRolling implements backend.RollingStore.
+func (s *Store) TakeRolling(ctx context.Context, q backend.TakeRequest) (reply backend.TakeReply, err error) {
+	err = s.rolling(ctx, "take", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply = r.Take(q, now) })
+	return reply, err
+}
+
+// SettleRolling implements backend.RollingStore.
+func (s *Store) SettleRolling(ctx context.Context, q backend.SettleRequest) (reply backend.SettleReply, err error) {
+	err = s.rolling(ctx, "settle", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply = r.Settle(q, now) })
+	return reply, err
+}
+
+// send delivers messages about a key's counter.
+func (s *Store) send(messages []ledger.Message, key string, l backend.Limit) {
+	for _, m := range messages {
+		m.Key, m.Counter = key, l.Counter()
+		s.mail.Send(m.Process, m.Message)
+	}
 }
 
 // Listen implements backend.Listener. Messages are delivered in a goroutine that ends when
@@ -152,36 +151,38 @@ func (subscription) Err(string) error { return nil }
 
 func (s subscription) Close() { s.close() }
 
-// Inspect implements backend.Inspector.
-func (s *Store) Inspect(ctx context.Context, key string) (reply backend.Contents, err error) {
+// Inspect implements backend.Inspector. It reads all keys of a shard.
+func (s *Store) Inspect(ctx context.Context, key string) (list []backend.Contents, err error) {
+	add := func(name string, c backend.Contents) {
+		if c.Window != (backend.Window{}) {
+			c.Counter = name
+			list = append(list, c)
+		}
+	}
 	err = s.with(ctx, "inspect", key, backend.ValidateKey(key), func(sh *shard, now int64) {
-		if c := sh.rings.keys[key]; c != nil && c.Open(now) {
-			reply = c.Contents(now)
-		} else if c := sh.fixed.keys[key]; c != nil {
-			reply = c.Contents(now)
+		for at, c := range sh.fixed.held {
+			if at.key == key {
+				add(at.counter, c.Contents(now))
+			}
+		}
+		for at, r := range sh.rings.held {
+			if at.key == key {
+				add(at.counter, r.Contents(now))
+			}
 		}
 	})
-	return reply, err
+	slices.SortFunc(list, func(a, b backend.Contents) int { return cmp.Compare(a.Counter, b.Counter) })
+	return list, err
 }
 
-// fixed makes a step of the key's counter.
-func (s *Store) fixed(ctx context.Context, op, key string, faulty error, step func(c *counter.Counter, now int64)) error {
-	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.fixed.step(key, now, step) })
+// fixed makes a step of one counter of a key.
+func (s *Store) fixed(ctx context.Context, op, key string, l backend.Limit, faulty error, step func(c *ledger.Counter, now int64)) error {
+	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.fixed.step(place{key, l.Counter()}, now, step) })
 }
 
-// conflicts is a reading of a key that has a window of the other kind.
-var conflicts = backend.State{Conflict: true}
-
-// rolling makes a step of the key's ring. If a fixed window of the key is open, it only calls
-// conflict, unless that is nil.
-func (s *Store) rolling(ctx context.Context, op, key string, faulty error, conflict func(), step func(c *rolling.Ring, now int64)) error {
-	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) {
-		if c := sh.fixed.keys[key]; c != nil && c.Open(now) && conflict != nil {
-			conflict()
-			return
-		}
-		sh.rings.step(key, now, step)
-	})
+// rolling makes a step of one ring of a key.
+func (s *Store) rolling(ctx context.Context, op, key string, l backend.Limit, faulty error, step func(r *rolling.Ring, now int64)) error {
+	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.rings.step(place{key, l.Counter()}, now, step) })
 }
 
 // with calls step under the lock of the key's shard, unless the request is faulty or ctx is over.
@@ -208,36 +209,39 @@ func (s *Store) now(ctx context.Context) int64 {
 	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // rounded up, so that Left is never too long
 }
 
-// table has the keys of one kind of limit.
+// place is where a counter is.
+type place struct{ key, counter string }
+
+// table has the counters of one kind of limit.
 type table[T any, P state[T]] struct {
-	keys  map[string]P
-	sweep int // number of keys at which those that are over are next dropped
+	held  map[place]P
+	sweep int // number of counters at which those that are over are next dropped
 }
 
-// state is what is kept of a key.
+// state is what is kept of a counter.
 type state[T any] interface {
 	*T
-	Opened() bool
-	Past(now int64) bool
+	Kept(now int64) bool
 }
 
 const minSweep = 256
 
-func (t *table[T, P]) init() { t.keys, t.sweep = make(map[string]P), minSweep }
+func (t *table[T, P]) init() { t.held, t.sweep = make(map[place]P), minSweep }
 
-// step makes a step of a key. Each time the map has doubled, it drops the keys that are past,
-// which is constant work for each new key and needs no goroutine.
-func (t *table[T, P]) step(key string, now int64, step func(P, int64)) {
-	c, held := t.keys[key]
+// step makes a step of a counter. Each time the map has doubled, it drops the counters that are over,
+// which is constant work for each new one and needs no goroutine.
+func (t *table[T, P]) step(at place, now int64, step func(P, int64)) {
+	c, held := t.held[at]
 	if !held {
 		c = new(T)
 	}
-	if step(c, now); held || !c.Opened() {
+	if step(c, now); held || !c.Kept(now) {
 		return
 	}
-	if len(t.keys) >= t.sweep {
-		maps.DeleteFunc(t.keys, func(_ string, old P) bool { return old.Past(now) })
-		t.sweep = max(minSweep, 2*len(t.keys))
+	if len(t.held) >= t.sweep {
+		maps.DeleteFunc(t.held, func(_ place, old P) bool { return !old.Kept(now) })
+		t.sweep = max(minSweep, 2*len(t.held))
 	}
-	t.keys[strings.Clone(key)] = c // not to keep what key is a part of
+	at.key = strings.Clone(at.key) // not to keep what it is a part of
+	t.held[at] = c
 }

@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"strings"
@@ -13,37 +14,88 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// held is how many keys the store has in memory.
+// held is how many counters the store has in memory.
 func (s *Store) held() (n int) {
 	for i := range s.shard {
 		s.shard[i].mu.Lock()
-		n += len(s.shard[i].fixed.keys)
+		n += len(s.shard[i].fixed.held) + len(s.shard[i].rings.held)
 		s.shard[i].mu.Unlock()
 	}
 	return n
 }
 
-// TestSweep: keys that come once and never again do not fill the memory.
+// need is a statement without a client.
+func need(key string, l backend.Limit) backend.Statement {
+	return backend.Statement{Key: key, Limit: l, Need: 1}
+}
+
+// TestSweep: keys that come once and never again do not fill the memory, with an account and without.
 func TestSweep(t *testing.T) {
 	s := New()
 	base := time.Now().Truncate(time.Second) // as windows end
 	limit := backend.Limit{Tokens: 10, Window: time.Second}
-	take := func(i int, at time.Duration) backend.TakeReply {
-		r, err := s.Take(storeclock.With(t.Context(), base.Add(at)), backend.TakeRequest{Key: fmt.Sprint(i), Limit: limit, Tokens: 1})
+	take := func(i int, at time.Duration) backend.Reply {
+		q := need(fmt.Sprint(i), limit)
+		if i%2 == 0 {
+			q.Client, q.Life, q.Seq, q.Want = "p.1", 1, int64(at), 1
+		}
+		r, err := s.Sync(storeclock.With(t.Context(), base.Add(at)), q)
 		require.NoError(t, err)
 		return r
 	}
 	const open, keys = 1000, 80_000 // 1000 keys a second, each once; more than are ever held
 	for i := range keys {
-		take(i, time.Duration(i)*time.Second/open)
+		take(i, time.Duration(i+1)*time.Second/open)
 		if i%1000 == 0 {
 			require.LessOrEqual(t, s.held(), 2*shards*minSweep)
 		}
 	}
 	// None that is open is forgotten.
 	for i := keys - open; i < keys; i++ {
-		require.EqualValues(t, 8, take(i, keys*time.Second/open-time.Second/2-time.Millisecond*400).Remaining)
+		if i%2 == 1 {
+			require.EqualValues(t, 8, take(i, keys*time.Second/open-time.Second/2-time.Millisecond*400).Remaining)
+		}
 	}
+}
+
+// TestSweepKeepsLedgers: an account and a generation outlive the window, so that a late copy of a statement charges
+// nothing, and what a Reset voided stays void.
+func TestSweepKeepsLedgers(t *testing.T) {
+	s, base := New(), time.Now().Truncate(time.Second)
+	limit := backend.Limit{Tokens: 10, Window: time.Second}
+	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
+	crowd := func(d time.Duration) {
+		for i := range 2 * shards * minSweep {
+			_, err := s.Sync(at(d), need(fmt.Sprint(i, d), limit))
+			require.NoError(t, err)
+		}
+	}
+	q := need("k", limit)
+	q.Client, q.Life, q.Seq, q.Want = "p.1", 1, 1, 1
+	r, err := s.Sync(at(0), q)
+	require.NoError(t, err)
+	_, err = s.Reset(at(0), "reset", limit)
+	require.NoError(t, err)
+
+	crowd(2500 * time.Millisecond) // a window, a second, and a window more is kept
+	late, err := s.Sync(at(2500*time.Millisecond), q)
+	require.NoError(t, err)
+	require.True(t, late.Void)
+	for d := 3 * time.Second; d < 6*time.Second; d += 100 * time.Millisecond {
+		crowd(d)
+	}
+	late, err = s.Sync(at(6*time.Second), q)
+	require.NoError(t, err)
+	require.False(t, late.Void, "nothing is kept for ever")
+	require.NotEqual(t, r.Window, late.Window)
+
+	_, err = s.Reset(at(6*time.Second), "reset", limit)
+	require.NoError(t, err)
+	crowd(7900 * time.Millisecond)
+	q.Key = "reset"
+	r, err = s.Sync(at(7900*time.Millisecond), q)
+	require.NoError(t, err)
+	require.Equal(t, base.Add(6*time.Second).UnixMilli(), r.Window.Gen)
 }
 
 // TestLooksKeepNothing: a key without an open window takes no memory.
@@ -52,11 +104,19 @@ func TestLooksKeepNothing(t *testing.T) {
 	limit := backend.Limit{Tokens: 10, Window: time.Second}
 	for i := range 1000 {
 		key := fmt.Sprint(i)
-		_, err := s.Check(t.Context(), key, limit)
+		for _, l := range []backend.Limit{limit, limit.Rolling()} {
+			_, err := s.Check(t.Context(), key, l)
+			require.NoError(t, err)
+		}
+		_, err := s.Sync(t.Context(), backend.Statement{Key: key, Window: backend.Window{End: 1}, Change: 1, Limit: limit})
 		require.NoError(t, err)
-		_, err = s.Settle(t.Context(), backend.SettleRequest{Key: key, Window: 1, Tokens: 1, Limit: 1})
+		_, err = s.Sync(t.Context(), backend.Statement{Key: key, Need: 11, Limit: limit})
 		require.NoError(t, err)
-		_, err = s.Sync(t.Context(), backend.SyncRequest{Key: key, Client: "a", Limit: limit})
+		_, err = s.Sync(t.Context(), backend.Statement{Key: key, Client: "a", Life: 1, Seq: 1, Limit: limit})
+		require.NoError(t, err)
+		_, err = s.SettleRolling(t.Context(), backend.SettleRequest{Key: key, Window: backend.Window{End: 1}, Tokens: 1, Limit: limit.Rolling()})
+		require.NoError(t, err)
+		_, err = s.SyncRolling(t.Context(), backend.SyncRequest{Key: key, Client: "a", Limit: limit.Rolling()})
 		require.NoError(t, err)
 		_, err = s.Inspect(t.Context(), key)
 		require.NoError(t, err)
@@ -70,7 +130,7 @@ func TestKeysOfLongLines(t *testing.T) {
 	s, before := New(), heap()
 	for i := range lines {
 		line := fmt.Sprintf("%4d", i) + strings.Repeat(" ", length)
-		_, err := s.Take(t.Context(), backend.TakeRequest{Key: line[:4], Limit: backend.Limit{Tokens: 10, Window: time.Hour}, Tokens: 1})
+		_, err := s.Sync(t.Context(), need(line[:4], backend.Limit{Tokens: 10, Window: time.Hour}))
 		require.NoError(t, err)
 	}
 	require.Less(t, heap()-before, int64(lines*length/4))
@@ -82,42 +142,48 @@ func TestOwnClock(t *testing.T) {
 	s := New()
 	limit := backend.Limit{Tokens: 10, Window: time.Minute}
 	before := time.Now()
-	r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1})
+	r, err := s.Sync(t.Context(), need("k", limit))
 	require.NoError(t, err)
 	require.WithinRange(t, r.Window.Time(), before.Truncate(time.Second).Add(time.Minute), time.Now().Add(time.Minute))
 }
 
-func BenchmarkTake(b *testing.B) {
-	s := New()
-	r := backend.TakeRequest{Key: "k", Limit: backend.Limit{Tokens: backend.MaxTokens, Window: time.Hour}, Tokens: 1}
-	ctx := b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := s.Take(ctx, r); err != nil {
-			b.Fatal(err)
-		}
+// BenchmarkSync is one call, without a client and with one.
+func BenchmarkSync(b *testing.B) {
+	limit := backend.Limit{Tokens: backend.MaxTokens, Window: time.Hour}
+	for _, client := range []string{"", "p.1"} {
+		b.Run("client="+client, func(b *testing.B) {
+			s, ctx, q := New(), b.Context(), need("k", limit)
+			if q.Client = client; client != "" {
+				q.Life, q.Want, q.Exact = 1, 1, true
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				q.Seq++
+				r, err := s.Sync(ctx, q)
+				if err != nil || r.Grant != 1 {
+					b.Fatal(r, err)
+				}
+				q.Window, q.Mine, q.Used, q.Runs = r.Window, r.Mine, r.Used, true
+			}
+		})
 	}
 }
 
-// BenchmarkMemory reports the bytes that a key takes, after a direct call or a statement.
+// BenchmarkMemory reports the bytes that a counter takes, without an account and with one.
 func BenchmarkMemory(b *testing.B) {
 	limit := backend.Limit{Tokens: 10, Window: time.Hour}
-	for name, call := range map[string]func(s *Store, key string) error{
-		"take": func(s *Store, key string) error {
-			_, err := s.Take(b.Context(), backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
-			return err
-		},
-		"sync": func(s *Store, key string) error {
-			_, err := s.Sync(b.Context(), backend.SyncRequest{Key: key, Client: "c", Limit: limit, Want: 1})
-			return err
-		},
-	} {
-		b.Run("op="+name, func(b *testing.B) {
+	for _, client := range []string{"", "p.1"} {
+		b.Run("client="+client, func(b *testing.B) {
 			const keys = 100_000
 			for b.Loop() {
 				s, before := New(), heap()
 				for i := range keys {
-					require.NoError(b, call(s, fmt.Sprintf("user:%015d", i)))
+					q := need(fmt.Sprintf("user:%015d", i), limit)
+					if q.Client = client; client != "" {
+						q.Life, q.Seq, q.Want = 1, 1, 1
+					}
+					_, err := s.Sync(b.Context(), q)
+					require.NoError(b, err)
 				}
 				b.ReportMetric(float64(heap()-before)/keys, "B/key")
 				runtime.KeepAlive(s)

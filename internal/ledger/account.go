@@ -5,21 +5,30 @@ import "github.com/go-reservoir/reservoir/backend"
 // void reports whether this statement, or a later one of the client, was here before. A network may
 // repeat a statement; whoever gets the second reply states the account again.
 func (s *step) void() bool {
-	if s.Client == "" || s.c.head == nil {
+	if s.Client == "" || s.head == nil {
 		return false
 	}
-	a, ok := s.c.head.accounts[s.Client]
-	return ok && (s.Life < a.life || s.Life == a.life && s.Seq <= a.seq)
+	a := s.head.accounts[s.Client]
+	return a != nil && (s.Life < a.life || s.Life == a.life && s.Seq <= a.seq)
 }
 
 // find looks up the account. The field of an earlier life counts among the clients, but its tokens
 // are not this life's; the field of another window is void.
 func (s *step) find() {
-	a, ok := s.c.head.accounts[s.Client]
-	if !ok || a.Window != s.c.head.Window {
-		a = account{left: true}
+	s.own, s.was = s.account(), account{left: true}
+	if s.own.Window == s.head.Window {
+		s.was, s.of = *s.own, s.own.life == s.Life
 	}
-	s.was, s.of = a, a.life == s.Life
+}
+
+// account is that of the client, or a new one.
+func (s *step) account() *account {
+	a := s.head.accounts[s.Client]
+	if a == nil {
+		a = new(account)
+		s.head.accounts[s.Client] = a
+	}
+	return a
 }
 
 // state sets the account to what the statement says, and charges or gives back the difference. Of
@@ -27,7 +36,7 @@ func (s *step) find() {
 // otherwise it is void. An account that the ledger lacks claims what is charged to nobody known,
 // before anything goes back, because what went back first could be claimed by nobody.
 func (s *step) state() {
-	c, h := &s.c, s.c.head
+	c, h := s.Counter, s.head
 	mine, claim := min(s.Mine+s.Change, backend.MaxTokens), s.Mine
 	if mine < 0 || s.Window != h.Window && !s.runs {
 		mine, claim = 0, 0
@@ -54,8 +63,8 @@ func (s *step) state() {
 
 // grant charges what the client gets. If less than Least is left, it gets nothing.
 func (s *step) grant() {
-	c := &s.c
-	rest := max(s.Limit-c.count, 0)
+	c := s.Counter
+	rest := max(s.Limit.Tokens-c.count, 0)
 	take := int64(0)
 	if rest >= s.Least {
 		take = min(s.target(), rest, backend.MaxTokens-s.reply.Mine)
@@ -68,30 +77,35 @@ func (s *step) grant() {
 
 // keep writes the account.
 func (s *step) keep() {
-	h := s.c.head
-	a := account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
-	h.idle += a.idle - s.was.idle
+	h := s.head
+	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
+	h.idle += s.own.idle - s.was.idle
 	if s.was.called {
 		h.out--
 	}
-	h.accounts[s.Client] = a
+	if s.began && len(h.accounts) > many { // the others are of old windows, and void
+		h.accounts = map[string]*account{s.Client: s.own}
+	}
 }
+
+// many is how many accounts a window may begin with: to delete those of old ones only tidies.
+const many = 63
 
 // leave writes that the client has nothing, because no window is open: a late copy of an earlier
 // statement must not open one.
 func (s *step) leave() {
-	s.c.head.accounts[s.Client] = account{Window: Window{Gen: s.c.head.Gen}, life: s.Life, seq: s.Seq, left: true}
+	*s.account() = account{Window: backend.Window{Gen: s.head.Gen}, life: s.Life, seq: s.Seq, left: true}
 }
 
 // charge is the whole of a statement without an account.
 func (s *step) charge() {
-	c := &s.c
+	c := s.Counter
 	switch {
 	case s.Change > 0:
-		if s.Window == (Window{c.end, c.gen()}) {
+		if s.Window == (backend.Window{End: c.end, Gen: c.gen()}) {
 			c.count = min(c.count+s.Change, backend.MaxTokens)
 		}
-	case c.count+s.Need <= s.Limit:
+	case c.count+s.Need <= s.Limit.Tokens:
 		c.count += s.Need
 		s.reply.Grant = s.Need
 	case s.fresh:
@@ -101,7 +115,7 @@ func (s *step) charge() {
 
 // exhaust records when the limit was first used up.
 func (s *step) exhaust() {
-	if h := s.c.head; h.exhausted == 0 && s.c.count >= s.Limit {
+	if h := s.head; h.exhausted == 0 && s.count >= s.Limit.Tokens {
 		h.exhausted = s.now / 1000
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 )
@@ -34,8 +36,8 @@ type message struct {
 	at    int64
 	to    *client
 	life  int64
-	q     ledger.Statement
-	r     ledger.Reply
+	q     backend.Statement
+	r     backend.Reply
 	reply bool
 }
 
@@ -49,12 +51,12 @@ type world struct {
 	c             ledger.Counter
 	clients       []*client
 	on            []message
-	spent, others map[ledger.Window]int64 // in all; without an account
-	overdrawn     map[ledger.Window]int64
+	spent, others map[backend.Window]int64 // in all; without an account
+	overdrawn     map[backend.Window]int64
 	overdraw      bool
 	direct        bool
-	since         map[ledger.Window]int64 // when the name was first seen, or that of a window that was carried into it
-	lost          []int64                 // when data was lost
+	since         map[backend.Window]int64 // when the name was first seen, or that of a window that was carried into it
+	lost          []int64                  // when data was lost
 	names         int
 	full          bool
 	stepped       bool
@@ -76,6 +78,16 @@ func (w *world) period() (begin, end int64) {
 	return begin, begin + w.length
 }
 
+func (w *world) terms() backend.Limit {
+	return backend.Limit{Tokens: w.limit, Window: time.Duration(w.length) * time.Millisecond}
+}
+
+// open is the open window and what is charged in it.
+func (w *world) open() (backend.Window, int64) {
+	in := w.c.Contents(w.store())
+	return in.Window, in.Used
+}
+
 func (w *world) newcomer() *client {
 	w.names++
 	c := &client{name: fmt.Sprintf("p%d.1", w.names), life: 1, offset: w.some(1e9)}
@@ -92,7 +104,7 @@ func (w *world) send(c *client, want int64) {
 		return
 	}
 	c.waiting = true
-	q := ledger.Statement{Client: c.name, Want: want, Need: w.some(want), Limit: w.limit, Length: w.length}
+	q := backend.Statement{Client: c.name, Want: want, Need: w.some(want), Limit: w.terms()}
 	q.Least = w.some(q.Need)
 	q.Begin, q.End = w.period()
 	q.Exact, q.Waited, q.Leaving, q.Deaf = w.chance(.5), w.chance(.3), want == 0 && w.chance(.3), w.chance(.1)
@@ -141,7 +153,7 @@ func (w *world) arrive(m message) {
 }
 
 // see notes when the window of a reply was first seen.
-func (w *world) see(r ledger.Reply, q ledger.Statement) {
+func (w *world) see(r backend.Reply, q backend.Statement) {
 	if _, seen := w.since[r.Window]; !seen {
 		w.since[r.Window] = w.now
 	}
@@ -234,7 +246,7 @@ func (w *world) step() {
 		}
 	case 11: // without an account
 		if n := 1 + w.some(min(w.limit, 3)-1); w.direct {
-			q := ledger.Statement{Need: n, Limit: w.limit, Length: w.length}
+			q := backend.Statement{Need: n, Limit: w.terms()}
 			q.Begin, q.End = w.period()
 			if r, _ := w.c.Sync(q, w.store()); r.Grant > 0 {
 				w.see(r, q)
@@ -248,7 +260,7 @@ func (w *world) step() {
 	}
 }
 
-func (w *world) spend(name ledger.Window, n int64) {
+func (w *world) spend(name backend.Window, n int64) {
 	w.spent[name] += n
 	losses := int64(0)
 	for _, at := range w.lost {
@@ -284,7 +296,7 @@ func (w *world) rest() {
 }
 
 func draw(seed uint64) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), spent: map[ledger.Window]int64{}, others: map[ledger.Window]int64{}, overdrawn: map[ledger.Window]int64{}, since: map[ledger.Window]int64{}, now: 1e15}
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), spent: map[backend.Window]int64{}, others: map[backend.Window]int64{}, overdrawn: map[backend.Window]int64{}, since: map[backend.Window]int64{}, now: 1e15}
 	w.limit = []int64{1, 5, 12, 50, 600}[w.IntN(5)]
 	w.length = []int64{100, 1000, 10_000, 60_000}[w.IntN(4)]
 	w.calendar = w.chance(.3)
@@ -305,7 +317,7 @@ func (w *world) run() (rested bool) {
 		case w.chance(.003):
 			w.clients[w.IntN(len(w.clients))], rested = w.newcomer(), false
 		case w.chance(.003):
-			if w.c.Reset(w.store()); w.control == "generation" {
+			if w.c.Reset(w.length, w.store()); w.control == "generation" {
 				w.c.ForgetGeneration()
 			}
 		case w.chance(.002):
@@ -316,7 +328,7 @@ func (w *world) run() (rested bool) {
 		}
 	}
 	w.rest()
-	name, used := w.c.Read(w.store())
+	name, used := w.open()
 	if name.End == 0 || !rested {
 		return false
 	}
@@ -402,7 +414,7 @@ func (w *world) losses(kinds ...int) (stuck int64) {
 		}
 	}
 	w.rest()
-	name, used := w.c.Read(w.store())
+	name, used := w.open()
 	if name.End == 0 {
 		return 0
 	}

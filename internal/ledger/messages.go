@@ -11,21 +11,19 @@ import (
 
 // The parts in lua repeat these numbers.
 const (
-	sample    = 256  // accounts looked at in one step: of more, some are drawn at random
+	Sample    = 256  // accounts looked at in one step: of more, some are drawn at random
 	crowd     = 1024 // the same, to tell all that the limit is used up, or that tokens are back
-	atOnce    = 32   // clients called by one step
+	AtOnce    = 32   // clients called by one step
 	few       = 4    // clients told of a single token that is back: some have no use for it
-	mostCalls = 4    // of a client that does not answer
-	patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
+	MostCalls = 4    // of a client that does not answer
+	Patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
 	pause     = 250  // ms, or a 20th of the window, before clients are told again that tokens are back
 )
 
-// Message is to one process.
+// Message is to one process. The store adds its Key and Counter.
 type Message struct {
 	Process string
-	Kind    backend.Kind
-	Window  Window
-	Limit   int64
+	backend.Message
 }
 
 // recalls is what a head keeps about the messages in its window. The zero value means that there
@@ -39,72 +37,72 @@ type recalls struct {
 
 // waits reports whether a client that was called may still answer.
 func (s *step) waits() bool {
-	h := s.c.head
-	return h.out > 0 && (h.calls <= mostCalls || s.now/1000-h.at < min(s.length()/20, patience))
+	h := s.head
+	return h.out > 0 && (h.calls <= MostCalls || s.now/1000-h.at < min(s.length()/20, Patience))
 }
 
 // idle is at most how many tokens lie idle in the client until it states the next time: what it holds now and
 // what it gets beyond its need.
 func (s *step) idle() int64 {
 	idle := max(s.reply.Grant-s.Need, 0)
-	if s.Window == s.c.head.Window || s.runs {
+	if s.Window == s.head.Window || s.runs {
 		idle += s.Idle
 	}
 	if s.Deaf || s.Leaving {
 		return 0
 	}
-	return min(idle, backend.MaxTokens-(s.c.head.idle-s.was.idle))
+	return min(idle, backend.MaxTokens-(s.head.idle-s.was.idle))
 }
 
 // messages returns those that the statement gives rise to. It comes last, because a recall changes
 // the accounts of others.
 func (s *step) messages() []Message {
-	h := s.c.head
-	if s.Client == "" || s.c.end == 0 {
+	h := s.head
+	if s.Client == "" || s.end == 0 {
 		return nil
 	}
-	ms, idle := s.now/1000, h.idle-h.accounts[s.Client].idle
-	dry := s.c.count >= s.Limit
+	ms, idle := s.now/1000, h.idle-s.own.idle
+	dry := s.count >= s.Limit.Tokens
 	short := s.Want > 0 && (dry || s.reply.Grant < max(s.Need, 1))
 	kind, called := backend.Recall, []string(nil)
 	switch {
-	case short && idle > 0 && (s.Need > 0 || h.calls > 0 || idle > s.Limit/100):
+	case short && idle > 0 && (s.Need > 0 || h.calls > 0 || idle > s.Limit.Tokens/100):
 		if called = s.recall(idle); len(called) > 0 {
 			h.at, h.calls = ms, 1
 		}
-	case short && s.Waited && h.out > 0 && h.calls <= mostCalls:
-		if h.calls++; h.calls <= mostCalls {
-			called = s.some(sample, atOnce, func(a account) bool { return a.called })
+	case short && s.Waited && h.out > 0 && h.calls <= MostCalls:
+		if h.calls++; h.calls <= MostCalls {
+			called = s.some(Sample, AtOnce, func(a *account) bool { return a.called })
 		}
 	case dry && s.reply.Grant < s.Need && h.told == 0 && !s.waits():
 		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
 		h.told = 1
 	case h.told > 0 && !dry && ms-h.told >= min(s.length()/20, pause):
-		kind, called = backend.Again, s.some(crowd, int(max(few, min(s.Limit-s.c.count, crowd))), present)
+		kind, called = backend.Again, s.some(crowd, int(max(few, min(s.Limit.Tokens-s.count, crowd))), present)
 		h.told = ms
 	}
-	s.reply.Idle = h.idle - h.accounts[s.Client].idle
+	s.reply.Idle = h.idle - s.own.idle
 	if s.waits() {
 		s.reply.Called = h.out
 	}
 	out := make([]Message, len(called))
 	for i, client := range called {
-		out[i] = Message{backend.Process(client), kind, h.Window, s.Limit}
+		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Window: h.Window, Limit: s.Limit.Tokens}}
 	}
 	return out
 }
 
-func present(a account) bool { return !a.left }
+func present(a *account) bool { return !a.left }
 
 // some draws up to most other clients of the window for which pick holds, of at most n that it looks
 // at.
-func (s *step) some(n, most int, pick func(account) bool) (names []string) {
-	h := s.c.head
-	for name, a := range h.accounts {
+func (s *step) some(n, most int, pick func(*account) bool) (names []string) {
+	window, self := s.head.Window, s.Client // or all of s would escape to the heap
+	for name, a := range chance.Order(s.head.accounts) {
 		if n--; n < 0 {
 			break
 		}
-		if name != s.Client && a.Window == h.Window && pick(a) {
+		if name != self && a.Window == window && pick(a) {
 			names = append(names, name)
 		}
 	}
@@ -116,26 +114,31 @@ func (s *step) some(n, most int, pick func(account) bool) (names []string) {
 	return names
 }
 
-// recall calls idle tokens back: half of what lies idle in others, or twice what callers wait for,
-// the largest first. To take all from everybody would make each of them ask again, though most
-// would have used it.
+// recall calls idle tokens back.
 func (s *step) recall(idle int64) []string {
-	h := s.c.head
-	names := s.some(sample, sample, func(a account) bool { return a.idle > 0 })
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(h.accounts[b].idle, h.accounts[a].idle), cmp.Compare(a, b))
-	})
-	covered := int64(0)
-	for i, name := range names {
-		if i == atOnce || covered >= idle-covered && covered >= 2*s.Need {
-			return names[:i]
-		}
+	h := s.head
+	names := s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 })
+	names = Largest(names, func(name string) int64 { return h.accounts[name].idle }, idle, s.Need)
+	for _, name := range names {
 		a := h.accounts[name]
-		covered += a.idle
 		h.idle -= a.idle
 		h.out++
 		a.idle, a.called = 0, true
-		h.accounts[name] = a
+	}
+	return names
+}
+
+// Largest returns those of the clients that are called: half of what lies idle in others, or twice
+// what callers wait for, the largest first. To take all from everybody would make each of them ask
+// again, though most would have used it.
+func Largest(names []string, held func(name string) int64, idle, need int64) []string {
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(held(b), held(a)), cmp.Compare(a, b)) })
+	covered := int64(0)
+	for i, name := range names {
+		if i == AtOnce || covered >= idle-covered && covered >= 2*need {
+			return names[:i]
+		}
+		covered += held(name)
 	}
 	return names
 }

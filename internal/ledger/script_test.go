@@ -38,15 +38,15 @@ func (s *script) reset(t *testing.T, length, now int64) []int64 {
 	return v
 }
 
-func (s *script) sync(t *testing.T, q Statement, now int64) Reply {
+func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Reply {
 	how := 32
 	for i, bit := range []bool{q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs} {
 		if bit {
 			how += 1 << i
 		}
 	}
-	args := []any{q.Client, q.Limit, q.Length, q.Want, q.Need, q.Least, how, q.Life, q.Seq}
-	if q.Begin != 0 || q.Window != (Window{}) || q.Mine != 0 || q.Change != 0 || q.Idle != 0 || q.Pace != 0 {
+	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Want, q.Need, q.Least, how, q.Life, q.Seq}
+	if q.Begin != 0 || q.Window != (backend.Window{}) || q.Mine != 0 || q.Change != 0 || q.Idle != 0 || q.Pace != 0 {
 		args = append(args, q.Window.End, q.Window.Gen, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run)
 		if q.Begin != 0 {
 			args = append(args, q.Begin, q.End)
@@ -55,7 +55,15 @@ func (s *script) sync(t *testing.T, q Statement, now int64) Reply {
 	v, err := s.statement.Run(context.Background(), s, s.keys, append(args, 0, now)...).Int64Slice()
 	require.NoError(t, err)
 	v = append(v, make([]int64, 11)...)
-	return Reply{Astray: v[0]&2 != 0, Void: v[0]&4 != 0, Now: v[1], Window: Window{v[2], v[3]}, Used: v[4], Mine: v[5], Grant: v[6], Clients: v[7], Lasted: v[8], Idle: v[9], Called: v[10]}
+	r := backend.Reply{Astray: v[0]&2 != 0, Void: v[0]&4 != 0, Now: v[1], Used: v[4], Mine: v[5], Grant: v[6], Clients: v[7], Lasted: time.Duration(v[8]) * time.Millisecond, Idle: v[9], Called: v[10]}
+	if r.Astray || r.Void {
+		return r
+	}
+	if r.Window = (backend.Window{End: v[2], Gen: v[3]}); v[2] != 0 {
+		r.Left = time.Duration(v[2]*1000-v[1]) * time.Microsecond
+	}
+	r.Remaining = max(q.Limit.Tokens-r.Used, 0)
+	return r
 }
 
 // text is what the three keys should hold.
@@ -67,7 +75,7 @@ func (c *Counter) text() (count, end string, own map[string]string) {
 		return count, end, map[string]string{}
 	}
 	h := c.head
-	name := func(w Window) string {
+	name := func(w backend.Window) string {
 		if w.Gen > 0 {
 			return fmt.Sprintf("%d.%d", w.End, w.Gen)
 		}
@@ -119,7 +127,7 @@ func TestScriptsAgree(t *testing.T) {
 		length := []int64{100, 1001, 10_000, 60_000}[rnd.IntN(4)]
 		limit := []int64{1, 12, 40, 1000, 100_000, backend.MaxTokens}[rnd.IntN(6)]
 		calendar := rnd.IntN(3) == 0
-		replies := map[string]Reply{}
+		replies := map[string]backend.Reply{}
 		seqs := map[string]int64{}
 		for range 60 {
 			if now += some(length * 1000 / 20); rnd.IntN(40) == 0 {
@@ -137,13 +145,13 @@ func TestScriptsAgree(t *testing.T) {
 				c.LoseLedger()
 			case 3:
 				v := s.reset(t, length, now)
-				void, next := c.Reset(now)
+				void, next := c.Reset(length, now)
 				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s", void.End, void.Gen), (<-messages).Payload)
 			}
 			name := []string{"", "p1.1", "p1.2", "p2.1", "p3.7"}[rnd.IntN(5)]
 			last := replies[name]
-			q := Statement{Client: name, Life: 1 + some(1)*some(1), Limit: limit, Length: length, Want: some(1) * some(min(2*limit, backend.MaxTokens))}
+			q := backend.Statement{Client: name, Life: 1 + some(1)*some(1), Limit: fixed(limit, length), Want: some(1) * some(min(2*limit, backend.MaxTokens))}
 			seqs[name] += some(3) - min(some(40)/40*3, 1)
 			q.Seq, q.Need = max(seqs[name], 0), some(q.Want)
 			q.Least = some(q.Need)
@@ -208,6 +216,11 @@ func TestScriptsAgree(t *testing.T) {
 	t.Logf("%d replies with an open window, %d grants, messages: %v", open, granted, kinds)
 }
 
+// fixed is a limit of a window of so many ms.
+func fixed(tokens, length int64) backend.Limit {
+	return backend.Limit{Tokens: tokens, Window: time.Duration(length) * time.Millisecond}
+}
+
 // later is a time by which no time to live of these tests has passed.
 func later() int64 { return time.Now().Add(time.Hour).Truncate(time.Second).UnixMicro() }
 
@@ -216,8 +229,8 @@ func later() int64 { return time.Now().Add(time.Hour).Truncate(time.Second).Unix
 func TestSlotThatMoves(t *testing.T) {
 	c := redistest.StartCluster(t, 2, 0)
 	minute := int64(60_000)
-	ask := func(client string, seq int64) Statement {
-		return Statement{Client: client, Life: 1, Seq: seq, Want: 1, Need: 1, Limit: 1000, Length: minute, Hints: Hints{Exact: true}}
+	ask := func(client string, seq int64) backend.Statement {
+		return backend.Statement{Client: client, Life: 1, Seq: seq, Want: 1, Need: 1, Limit: fixed(1000, minute), Hints: backend.Hints{Exact: true}}
 	}
 	for name, then := range map[string]func(t *testing.T, s *script, now int64){
 		"the next window, with a ledger to tidy": func(t *testing.T, s *script, now int64) {
@@ -234,7 +247,7 @@ func TestSlotThatMoves(t *testing.T) {
 			require.Equal(t, int64(101), s.sync(t, ask("p1.1", 2), now-3*minute*1000).Used)
 		},
 		"without an account": func(t *testing.T, s *script, now int64) {
-			q := Statement{Need: 3, Limit: 1000, Length: minute}
+			q := backend.Statement{Need: 3, Limit: fixed(1000, minute)}
 			require.Equal(t, int64(3), s.sync(t, q, now+minute*1000).Used)
 		},
 	} {
@@ -253,18 +266,25 @@ func TestSlotThatMoves(t *testing.T) {
 	}
 }
 
-// TestTidy: a ledger is bounded by its clients. Fields of old windows go when a window opens with
-// more than 64 of them.
+// TestTidy: a ledger is bounded by its clients. Accounts of old windows go when a window opens with more than
+// 63 of them.
 func TestTidy(t *testing.T) {
-	s, now := scripts(redistest.Start(t).Client(), "k"), later()
-	ask := func(client string, now int64) {
-		s.sync(t, Statement{Client: client, Life: 1, Seq: 1, Want: 1, Need: 1, Limit: 1000, Length: 60_000}, now)
+	for clients, left := range map[int]int{62: 63, 63: 1} {
+		s, now := scripts(redistest.Start(t).Client(), "k"), later()
+		var c Counter
+		ask := func(client string, now int64) {
+			q := backend.Statement{Client: client, Life: 1, Seq: 1, Want: 1, Need: 1, Limit: fixed(1000, 60_000)}
+			s.sync(t, q, now)
+			c.Sync(q, now)
+		}
+		for i := range clients {
+			ask(fmt.Sprintf("p%d.1", i), now)
+		}
+		ask("q.1", now+60_000_000)
+		_, _, own := c.text()
+		require.Equal(t, own, s.HGetAll(context.Background(), s.keys[2]).Val())
+		require.Len(t, own, left+1)
 	}
-	for i := range 100 {
-		ask(fmt.Sprintf("p%d.1", i), now)
-	}
-	ask("q.1", now+60_000_000)
-	require.Equal(t, []string{"head", "q.1"}, s.HKeys(context.Background(), s.keys[2]).Val())
 }
 
 // TestBesideGitHubs: GitHub's script counts in the same window. Whoever opens it, both see one count and one
@@ -283,7 +303,7 @@ func TestBesideGitHubs(t *testing.T) {
 		if first {
 			rate(s, 5, now)
 		}
-		q := Statement{Client: "p.1", Life: 1, Seq: 1, Want: 10, Need: 10, Limit: 100, Length: 60_000}
+		q := backend.Statement{Client: "p.1", Life: 1, Seq: 1, Want: 10, Need: 10, Limit: fixed(100, 60_000)}
 		r := s.sync(t, q, now)
 		used := rate(s, 7, now-2_000_000)
 		require.Equal(t, []int64{r.Used + 7, r.Window.End / 1000}, used)

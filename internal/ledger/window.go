@@ -1,5 +1,7 @@
 package ledger
 
+import "github.com/go-reservoir/reservoir/backend"
+
 // slack is how much later than expected a window may end, because the clocks of two servers
 // differ. A later end is a sign that the clock has stepped back.
 func slack(length int64) int64 { return min(length/10, 1000) }
@@ -9,7 +11,7 @@ func (s *step) length() int64 {
 	if s.Begin != 0 {
 		return s.End - s.Begin
 	}
-	return s.Length
+	return s.Limit.Window.Milliseconds()
 }
 
 // ends is when a window ends that opens now, Unix ms. The calendar says it; otherwise a window of
@@ -18,10 +20,10 @@ func (s *step) ends() int64 {
 	switch {
 	case s.Begin != 0:
 		return s.End
-	case s.Length%1000 == 0:
-		return s.now/1_000_000*1000 + s.Length
+	case s.length()%1000 == 0:
+		return s.now/1_000_000*1000 + s.length()
 	}
-	return (s.now+999)/1000 + s.Length
+	return (s.now+999)/1000 + s.length()
 }
 
 // latest is when an open window ends at the latest.
@@ -32,12 +34,11 @@ func (s *step) latest() int64 {
 
 // restore reads the count and the end. If one of them is lost, the ledger tells it: the count is not less
 // than what accounts were charged. A window that is over is none.
-func (s *step) restore() {
-	c := &s.c
-	if h := c.head; h != nil && h.End*1000 > s.now && (c.end == 0 || c.end == h.End) {
+func (c *Counter) restore(now int64) {
+	if h := c.head; h != nil && h.End*1000 > now && (c.end == 0 || c.end == h.End) {
 		c.end, c.count = h.End, max(c.count, h.sum)
 	}
-	if c.end*1000 <= s.now {
+	if c.end*1000 <= now {
 		c.end, c.count = 0, 0
 	}
 }
@@ -46,8 +47,8 @@ func (s *step) restore() {
 // as one that opens now and gets a new name, and its count stays, so that nobody starves for longer
 // than a window, or gets more than a limit.
 func (s *step) enter() {
-	c := &s.c
-	s.restore()
+	c := s.Counter
+	c.restore(s.now)
 	gen := c.gen()
 	if c.end > s.latest() {
 		gen = max(gen+1, s.now/1000)
@@ -61,10 +62,13 @@ func (s *step) enter() {
 // next is the head of a window that opens now. The old accounts stay, and are void by the name of
 // their window.
 func (s *step) next(gen int64) *head {
-	h := &head{Window: Window{s.c.end, gen}, accounts: map[string]account{}}
-	if old := s.c.head; old != nil {
+	h := &head{Window: backend.Window{End: s.end, Gen: gen}}
+	if old := s.head; old != nil {
 		h.accounts, h.before = old.accounts, old.clients
+	} else {
+		h.accounts = map[string]*account{}
 	}
+	s.began, s.gone = true, s.end+1000+min(s.length(), 60_000)
 	return h
 }
 
@@ -72,7 +76,7 @@ func (s *step) next(gen int64) *head {
 // none is, the client's window is adopted, because only its clients know it; otherwise a statement
 // that asks for tokens opens one. A statement without an account needs no head.
 func (s *step) open() bool {
-	c, gen := &s.c, s.c.gen()
+	c, gen := s.Counter, s.gen()
 	switch {
 	case c.end != 0:
 	case s.Client != "" && s.runs:

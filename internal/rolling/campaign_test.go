@@ -273,7 +273,7 @@ func (w *world) check() {
 	if w.fault != (fault{}) || w.IntN(16) > 0 {
 		return
 	}
-	sum, idle, present, out := r.held, int64(0), int64(0), int64(0)
+	sum, idle, present, out := int64(0), int64(0), int64(0), int64(0)
 	for _, n := range r.count {
 		sum += n
 	}
@@ -394,7 +394,7 @@ func (c *client) refund() {
 		return
 	}
 	c.q.Refunded += n
-	if c.q.RefundedIn == 0 || s.window < c.q.RefundedIn {
+	if c.q.RefundedIn.End == 0 || s.window.End < c.q.RefundedIn.End {
 		c.q.RefundedIn = s.window
 	}
 }
@@ -444,7 +444,7 @@ func (w *world) sync(q backend.SyncRequest) backend.SyncReply {
 	if r.Grant > r.Recovered {
 		w.grants = append(w.grants, grant{w.t, q.Limit.Tokens})
 	}
-	if w.fault == (fault{}) && (r.Reasserted > 0 || r.Learning || r.Conflict) {
+	if w.fault == (fault{}) && (r.Reasserted > 0 || r.Learning) {
 		w.failf("loss: %+v for %+v", r, q)
 	}
 	if w.learnt = w.learnt || r.Learning; r.Recovered > 0 {
@@ -471,7 +471,7 @@ func (c *client) apply(r backend.SyncReply, q backend.SyncRequest, sent int64, s
 		if a.Account != 0 {
 			c.void++
 		}
-		a.Account, a.Returned, a.Debt, a.Refunded, a.RefundedIn, a.Spent = r.Account, r.Returned, r.Debt, 0, 0, nil
+		a.Account, a.Returned, a.Debt, a.Refunded, a.RefundedIn, a.Spent = r.Account, r.Returned, r.Debt, 0, backend.Window{}, nil
 		c.spent, q.Refunded = r.Granted-r.Returned-r.Grant, 0
 		if c.spent > 0 {
 			a.Spent = []backend.Spent{{Tokens: c.spent}}
@@ -482,7 +482,7 @@ func (c *client) apply(r backend.SyncReply, q backend.SyncRequest, sent int64, s
 		a.Returned, a.Debt, c.spent = max(a.Returned, r.Returned), max(a.Debt, r.Debt), max(0, min(c.spent, r.Granted-r.Returned))
 	}
 	if a.Refunded == q.Refunded {
-		a.RefundedIn = 0
+		a.RefundedIn = backend.Window{}
 	}
 	for len(a.Spent) > 1 && len(q.Spent) > 0 && a.Spent[0].Tokens <= q.Spent[len(q.Spent)-1].Tokens {
 		a.Spent = slices.Delete(a.Spent, 0, 1)
@@ -492,7 +492,7 @@ func (c *client) apply(r backend.SyncReply, q backend.SyncRequest, sent int64, s
 		c.stated = q.Spent[n-1].Tokens
 	}
 	c.used, c.returned = q.Limit.Tokens-r.Remaining+r.Over, r.Returned
-	c.sent, c.at = sent, int64(r.Window)*1000-r.Left.Microseconds()
+	c.sent, c.at = sent, r.Window.End*1000-r.Left.Microseconds()
 	c.deadline = sent + c.good(r.Left)
 	if c.stock() < 0 && !c.reply {
 		c.failf("a stock of %d: %+v", c.stock(), r)
@@ -553,7 +553,7 @@ func (c *client) direct() {
 }
 
 func (c *client) settle(window backend.Window, n int64) {
-	q := backend.SettleRequest{Key: "k", Window: window, Tokens: n, Limit: c.world.tokens, Rolling: c.length}
+	q := backend.SettleRequest{Key: "k", Window: window, Tokens: n, Limit: limit(c.world.tokens, c.length)}
 	c.call(1, func() func() {
 		if c.ring.Settle(q, c.world.now()).Open {
 			c.settled++

@@ -27,7 +27,7 @@ func TestRefundAfterSilence(t *testing.T) {
 
 		now += 29 * second
 		assert.False(t, r.Open(now))
-		refund := backend.SettleRequest{Key: "k", Window: old.Window, Tokens: -5, Limit: 5, Rolling: l.Window}
+		refund := backend.SettleRequest{Key: "k", Window: old.Window, Tokens: -5, Limit: l}
 		last := now - 100*second
 		for end := now + 100*second; now < end; now += second / 2 {
 			r.Settle(refund, now)

@@ -31,8 +31,8 @@ func Read(fields map[string]string) (Ring, bool) {
 	}
 	since1 := func(n int64) int64 { return max(after(n)-1, 0) }
 	r := Ring{own: make(map[string]account), sums: sums{
-		length: length, since: since, last: since + h[1], sum: h[2], total: h[3], present: h[4], idle: h[5], ahead: c[1], learn: after(c[2]),
-		void: since1(c[3]), held: c[4], until: after(c[5]), out: c[6], at: since1(c[7]), calls: c[8],
+		length: length, last: since + h[1], sum: h[2], total: h[3], present: h[4], idle: h[5], ahead: c[1], learn: after(c[2]),
+		void: since1(c[3]), out: c[6], at: since1(c[7]), calls: c[8],
 	}}
 	r.low = backend.Slice(r.last, length) - backend.Slices
 	for name, text := range fields {

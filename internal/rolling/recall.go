@@ -5,18 +5,18 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 )
 
 // waits reports whether a client that was called may still answer.
 func (r *Ring) waits(at int64) bool {
-	return r.out > 0 && (r.calls <= counter.MostCalls || at-r.at < min(r.length.Microseconds()/backend.Slices, counter.Patience*1000))
+	return r.out > 0 && (r.calls <= ledger.MostCalls || at-r.at < min(r.length.Microseconds()/backend.Slices, ledger.Patience*1000))
 }
 
 // messages returns those that the statement gives rise to: idle tokens come back before the
 // client refuses. It comes last, because it changes the accounts of others. A rolling limit is
 // never used up for long, so nobody is told of that.
-func (s *statement) messages() []counter.Message {
+func (s *statement) messages() []ledger.Message {
 	r, others := &s.r, s.r.idle-s.acc.idle
 	short := s.Want > 0 && (r.sum >= s.Limit.Tokens || s.out.Grant < max(s.Need, 1))
 	var called []string
@@ -25,9 +25,9 @@ func (s *statement) messages() []counter.Message {
 		if called = s.recall(others); len(called) > 0 {
 			r.at, r.calls = s.at, 1
 		}
-	case short && s.Waited && r.out > 0 && r.calls <= counter.MostCalls:
-		if r.calls++; r.calls <= counter.MostCalls {
-			called = s.some(counter.AtOnce, func(a account) bool { return a.called })
+	case short && s.Waited && r.out > 0 && r.calls <= ledger.MostCalls:
+		if r.calls++; r.calls <= ledger.MostCalls {
+			called = s.some(ledger.AtOnce, func(a account) bool { return a.called })
 		}
 	case r.out == 0:
 		r.calls = 0
@@ -36,10 +36,10 @@ func (s *statement) messages() []counter.Message {
 	if r.waits(s.at) {
 		s.out.Called = r.out
 	}
-	out := make([]counter.Message, len(called))
+	out := make([]ledger.Message, len(called))
 	for i, client := range called {
 		m := backend.Message{Kind: backend.Recall, Key: s.Key, Window: backend.SliceEnd(r.own[client].slice, r.length), Limit: s.Limit.Tokens}
-		out[i] = counter.Message{Process: backend.Process(client), Message: m}
+		out[i] = ledger.Message{Process: backend.Process(client), Message: m}
 	}
 	return out
 }
@@ -48,7 +48,7 @@ func (s *statement) messages() []counter.Message {
 func (s *statement) some(most int, pick func(account) bool) (names []string) {
 	looked := 0
 	for name, a := range chance.Order(s.r.own) {
-		if looked++; looked > counter.Sample {
+		if looked++; looked > ledger.Sample {
 			break
 		}
 		if name != s.Client && a.slice >= s.r.low && pick(a) {
@@ -62,8 +62,8 @@ func (s *statement) some(most int, pick func(account) bool) (names []string) {
 // recall calls idle tokens back.
 func (s *statement) recall(others int64) []string {
 	r := &s.r
-	names := s.some(counter.Sample, func(a account) bool { return a.idle > 0 })
-	names = counter.Largest(names, func(name string) int64 { return r.own[name].idle }, others, s.Need)
+	names := s.some(ledger.Sample, func(a account) bool { return a.idle > 0 })
+	names = ledger.Largest(names, func(name string) int64 { return r.own[name].idle }, others, s.Need)
 	for _, name := range names {
 		a := r.own[name]
 		r.idle = max(r.idle-a.idle, 0)

@@ -28,7 +28,6 @@ type Ring struct {
 // sums is what a Ring has besides the accounts.
 type sums struct {
 	length time.Duration // of the limit's window; 0 = never charged
-	since  int64         // when it became that, us
 	last   int64         // the ring's clock at the last step, us
 	ahead  int64         // of it before the store's clock, us: the store's has stepped back
 	low    int64         // the oldest slice that counts
@@ -37,8 +36,6 @@ type sums struct {
 	total  int64         // granted and charged to all, cumulative; it never shrinks
 	learn  int64         // the end of the learning time, us: until then grants are small
 	void   int64         // accounts that were named until then are void by a Reset, us
-	held   int64         // the part of sum that may be unspent in leases of a window of another length
-	until  int64         // until when that counts, us
 
 	present int64 // accounts of clients that have not left
 	idle    int64 // the sum of the accounts'
@@ -71,13 +68,9 @@ func (r *Ring) Clone() Ring {
 	return next
 }
 
-// Opened reports whether r was ever charged.
-func (r *Ring) Opened() bool { return r.length != 0 }
-
 // Open reports whether anything in r matters at now.
 func (r *Ring) Open(now int64) bool {
-	at := now + r.ahead
-	return r.length != 0 && (at < r.over() || at < r.until)
+	return r.length != 0 && now+r.ahead < r.over()
 }
 
 // over is when all is over that r has charged, by its clock. It is 0 if r was never charged.
@@ -85,8 +78,8 @@ func (r *Ring) over() int64 {
 	return (r.low + 2*backend.Slices + backend.Refundable + 1) * (r.length.Microseconds() / backend.Slices)
 }
 
-// Past reports whether nothing is left of r at now, its clock neither.
-func (r *Ring) Past(now int64) bool { return !r.Open(now) && now >= r.over() }
+// Kept reports whether anything is left of r at now, or of its clock.
+func (r *Ring) Kept(now int64) bool { return r.Open(now) || now < r.over() }
 
 func (r *Ring) slot(slice int64) *int64 { return &r.count[slice&(room-1)] }
 
@@ -107,24 +100,17 @@ func (r *Ring) moved(n int64) { r.total = min(r.total+n, backend.MaxTokens) }
 // enter moves r to now, which it returns by its own clock, and the present slice. That clock
 // never goes back: if the store's does, tokens of later slices would never count. A ring that begins
 // anew keeps it after the last one's, or tokens that count no more, and are given back, would seem to
-// be of later slices. A window of another length takes over all that counts, unless a limit of that
-// length is in use as well: then the two conflict.
-func (r *Ring) enter(now int64, l backend.Limit, open time.Duration) (at, present int64, conflict bool) {
+// be of later slices.
+func (r *Ring) enter(now int64, l backend.Limit) (at, present int64) {
 	if !r.Open(now) {
 		at = max(now, r.over())
-		*r = Ring{sums: sums{length: l.Window, since: at, last: at, ahead: at - now}}
+		*r = Ring{sums: sums{length: l.Window, last: at, ahead: at - now}}
 		r.low = backend.Slice(at, l.Window) - backend.Slices
 	}
 	at = max(now+r.ahead, r.last)
 	r.ahead, r.last = at-now, at
 	r.drop(at)
-	if r.length != l.Window {
-		if open != r.length && at-r.since < max(r.length, l.Window).Microseconds() && r.sum > 0 {
-			return at, 0, true
-		}
-		r.convert(at, l.Window)
-	}
-	return at, r.low + backend.Slices, false
+	return at, r.low + backend.Slices
 }
 
 // drop forgets what counts no more.
@@ -135,34 +121,13 @@ func (r *Ring) drop(at int64) {
 		*r.slot(s) = 0
 	}
 	r.low = max(r.low, low)
-	if r.until != 0 && at >= r.until {
-		r.sum, r.held, r.until = max(r.sum-r.held, 0), 0, 0
-	}
-}
-
-// convert gives the ring slices of another length. What counts is taken for spent just now, but
-// for what may be unspent in leases. Accounts begin anew, because their slices have gone.
-func (r *Ring) convert(at int64, length time.Duration) {
-	was, present := *r, r.low+backend.Slices
-	*r = Ring{sums: sums{length: length, since: at, last: at, ahead: was.ahead, total: was.total, void: at, held: was.held, sum: was.sum}}
-	r.low = backend.Slice(at, length) - backend.Slices
-	for s := present; s < was.low+room; s++ {
-		r.held = min(max(r.held+*was.slot(s), 0), was.sum)
-	}
-	*r.slot(r.low + backend.Slices) = was.sum - r.held
-	if r.held > 0 {
-		r.until = max(was.until, at+was.length.Microseconds()*(backend.Refundable+1)/backend.Slices) + length.Microseconds()*(backend.Slices+1)/backend.Slices
-	}
 }
 
 // state is a reading at the ring's time, for a request of need tokens under l, which counts up to
 // a slice.
 func (r *Ring) state(at, slice int64, l backend.Limit, need int64) backend.State {
 	s := backend.State{Window: backend.SliceEnd(slice, r.length), Remaining: max(l.Tokens-r.sum, 0)}
-	s.Left = max(time.Duration(int64(s.Window)*1000-at)*time.Microsecond, 0)
-	if r.length != l.Window {
-		s.Length = r.length
-	}
+	s.Left = max(time.Duration(s.Window.End*1000-at)*time.Microsecond, 0)
 	if lack := need - s.Remaining; lack > 0 {
 		s.Frees = r.frees(at, min(r.sum-l.Tokens+need, backend.MaxTokens))
 	}
@@ -181,21 +146,11 @@ func (r *Ring) frees(at, n int64) time.Duration {
 	return time.Duration((s+backend.Slices+1)*unit-at) * time.Microsecond
 }
 
-// conflict is the reply's reading if two limits of different lengths use the key.
-func (r *Ring) conflict(at int64, l backend.Limit) backend.State {
-	s := r.state(at, r.low+backend.Slices, l, 0)
-	s.Conflict = true
-	return s
-}
-
-// Take is the step of backend.Store.Take; the methods below are steps too. The request must be
+// Take is the step of backend.RollingStore.TakeRolling; the methods below are steps too. The request must be
 // valid.
 func (r *Ring) Take(q backend.TakeRequest, now int64) backend.TakeReply {
 	next := *r
-	at, present, conflict := next.enter(now, q.Limit, q.OpenLength)
-	if conflict {
-		return backend.TakeReply{State: next.conflict(at, q.Limit)}
-	}
+	at, present := next.enter(now, q.Limit)
 	slice := backend.Slice(at+min(q.Within, q.Limit.Window/4).Microseconds(), q.Limit.Window)
 	if next.sum+q.Tokens > q.Limit.Tokens {
 		if next.ahead != r.ahead { // or its clock would stand still until the store's has caught up
@@ -225,22 +180,19 @@ func (r *Ring) Check(l backend.Limit, now int64) backend.State {
 	for s > next.low && *next.slot(s) <= 0 {
 		s--
 	}
-	if next.held > 0 {
-		s = max(s, backend.SliceOf(backend.Window((next.until+999)/1000), r.length))
-	}
 	return next.state(at, s, l, 1)
 }
 
 // Settle charges more, in the present slice, or gives back what was spent. A token that may be
 // in a slice that counts no more is not given back.
 func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
-	if !r.Open(now) || r.length != q.Rolling {
+	if !r.Open(now) {
 		return backend.SettleReply{}
 	}
 	next := *r
-	at, present, _ := next.enter(now, backend.Limit{Tokens: q.Limit, Window: q.Rolling}, 0)
+	at, present := next.enter(now, q.Limit)
 	from := min(backend.SliceOf(q.Window, r.length)-backend.Refundable, present)
-	if int64(q.Window)*1000 < at || q.Tokens < 0 && from < max(next.low, backend.Slice(r.void, r.length)+1) {
+	if q.Window.End*1000 < at || q.Tokens < 0 && from < max(next.low, backend.Slice(r.void, r.length)+1) {
 		return backend.SettleReply{}
 	}
 	*r = next
@@ -250,21 +202,16 @@ func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
 		r.add(present, q.Tokens)
 		r.moved(q.Tokens)
 	}
-	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit, 0)}
+	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit.Tokens, 0)}
 }
 
 // Reset forgets all that counts. Leases that are out may be spent until their deadlines.
-func (r *Ring) Reset(q backend.ResetRequest, now int64) backend.State {
+func (r *Ring) Reset(now int64) {
 	if !r.Open(now) {
-		return backend.State{Remaining: q.Limit.Tokens}
+		return
 	}
-	next := *r
-	at, present, conflict := next.enter(now, q.Limit, q.OpenLength)
-	if conflict {
-		return next.conflict(at, q.Limit)
-	}
-	*r = Ring{sums: sums{length: next.length, since: next.since, last: at, ahead: next.ahead, low: next.low, total: next.total, void: at}}
-	return r.state(at, present, q.Limit, 0)
+	at, _ := r.enter(now, backend.Limit{Window: r.length})
+	*r = Ring{sums: sums{length: r.length, last: at, ahead: r.ahead, low: r.low, total: r.total, void: at}}
 }
 
 // Contents changes nothing.
@@ -273,12 +220,12 @@ func (r *Ring) Contents(now int64) backend.Contents {
 		return backend.Contents{}
 	}
 	next := *r
-	at, present, _ := next.enter(now, backend.Limit{Window: r.length}, 0)
+	at, present := next.enter(now, backend.Limit{Window: r.length})
 	out := backend.Contents{Window: backend.SliceEnd(present, r.length), Used: next.sum, Idle: next.idle}
-	out.Left = max(time.Duration(int64(out.Window)*1000-at)*time.Microsecond, 0)
+	out.Left = max(time.Duration(out.Window.End*1000-at)*time.Microsecond, 0)
 	for name, a := range next.own {
 		if a.slice >= next.low {
-			out.Clients = append(out.Clients, backend.Account{Client: name, Granted: a.granted, Returned: a.returned, Idle: a.idle})
+			out.Clients = append(out.Clients, backend.Account{Client: name, Mine: a.granted - a.returned, Idle: a.idle, Left: !a.present})
 		}
 	}
 	slices.SortFunc(out.Clients, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })

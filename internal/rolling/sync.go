@@ -3,8 +3,8 @@ package rolling
 import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/counter"
 	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 )
 
 // statement is a SyncRequest on its way through the steps of Sync. They work on a copy of the
@@ -24,13 +24,10 @@ type statement struct {
 	out     backend.SyncReply
 }
 
-// Sync is the step of backend.Store.Sync. The messages are to be sent.
-func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []counter.Message) {
+// Sync is the step of backend.RollingStore.SyncRolling. The messages are to be sent.
+func (r *Ring) Sync(q backend.SyncRequest, now int64) (backend.SyncReply, []ledger.Message) {
 	s := statement{SyncRequest: q, r: *r}
-	var conflict bool
-	if s.at, s.present, conflict = s.r.enter(now, q.Limit, q.OpenLength); conflict {
-		return backend.SyncReply{State: s.r.conflict(s.at, q.Limit), Account: q.Account, Granted: q.Granted, Returned: q.Returned, Debt: q.Debt, Clients: s.r.present}, nil
-	}
+	s.at, s.present = s.r.enter(now, q.Limit)
 	if s.find(); s.stale { // it changes nothing
 		s.out.State, s.out.Account = s.r.state(s.at, s.acc.slice, s.Limit, 1), s.acc.name
 		return s.out, nil
@@ -71,7 +68,7 @@ const sweeps = 5
 func (s *statement) sweep() {
 	looked := 0
 	for name, a := range chance.Order(s.r.own) {
-		if looked++; looked > counter.AtOnce {
+		if looked++; looked > ledger.AtOnce {
 			return
 		}
 		if a.slice < s.r.low && name != s.Client {
@@ -102,7 +99,7 @@ func (s *statement) find() {
 	s.known, s.was = known, acc
 	untouched := acc.returned+acc.spent+acc.refunded+acc.debt == 0
 	current := known && acc.slice >= r.low
-	live := s.Account > r.void && int64(s.Window)*1000 > s.at && backend.SliceOf(s.Window, r.length) < r.low+room
+	live := s.Account > r.void && s.Window.End*1000 > s.at && backend.SliceOf(s.Window, r.length) < r.low+room
 	if s.stale = current && s.Account < acc.name && s.Account != 0 && !untouched; s.stale {
 		s.acc = acc
 		return
@@ -216,7 +213,7 @@ func (s *statement) carry() {
 		s.r.add(a.slice, -n)
 		s.r.add(slice, n)
 	}
-	s.out.Carried = s.ours && int64(s.Window) != int64(backend.SliceEnd(slice, s.r.length))
+	s.out.Carried = s.ours && s.Window != backend.SliceEnd(slice, s.r.length)
 	a.slice = slice
 }
 
