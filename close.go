@@ -51,7 +51,6 @@ func (s *sweeper) sweep() {
 		return
 	}
 	defer l.env.Calls.End()
-	l.env.Epoch.Add(1) // a forgotten key drops its account, so a later state of the key must not make statements in that name
 	for k := range l.env.All {
 		if k.Visit(); l.env.Closed.Load() {
 			break
@@ -168,8 +167,6 @@ func (l *Limiter) handBack(ctx context.Context, k *key.Key) error {
 		}
 		err := l.sendLast(ctx, f)
 		switch {
-		case errors.Is(err, ErrConflict): // a window of another limit is open, so ours is over
-			return nil
 		case try == attempts || err != nil && (ctx.Err() != nil || f.Shard.Open()):
 			return err
 		case err != nil && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil:

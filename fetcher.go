@@ -65,7 +65,7 @@ func (s *storeCall) record(err error, neutral bool) error {
 	s.Duration, s.trip.End, s.trip.Made = time.Since(s.begin), s.l.env.Clock.Now(), true
 	s.l.env.Counts.Calls.Add(1)
 	failure, ok := errors.AsType[*StoreError](err)
-	if err != nil && !ok && !errors.Is(err, ErrConflict) && !guard.IsPanic(err) {
+	if err != nil && !ok && !guard.IsPanic(err) {
 		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 		err = failure
 	}
@@ -74,6 +74,9 @@ func (s *storeCall) record(err error, neutral bool) error {
 		cause = failure
 	}
 	outcome := key.OutcomeOf(err)
+	if failure != nil && failure.KeyOnly && s.Cause == string(next.Reopen) { // the shard answers, though it does not serve this key
+		outcome = breaker.Answered
+	}
 	switch caller := s.caller.Load(); {
 	case neutral, caller == timedOut: // the shard was told then
 		outcome = breaker.Neutral
@@ -123,25 +126,40 @@ func (s *storeCall) report() {
 	s.l.reportShard(s.shard)
 }
 
-// sync makes the statement q.
-func (s *storeCall) sync(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
-	s.Want = q.Want
+// sync makes the statement q. If it is of another period than the calendar's by the store's clock, it is made once more,
+// by the reply's clock, and then once more.
+func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
 	err = s.do(ctx, func(ctx context.Context) (err error) {
-		reply, err = s.state(ctx, q)
+		r, err = s.syncOnly(ctx, q)
 		return err
 	})
-	if reply.Conflict {
-		s.Err = ErrConflict // reported even if the limit may have changed
-	}
-	return reply, err
+	return r, err
 }
 
-// state is the part of sync that is the store's.
-func (s *storeCall) state(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
-	s.l.env.Counts.Syncs.Add(1)
-	reply, err := s.l.store.Sync(ctx, q)
-	s.Granted = reply.Grant
-	return reply, err
+// syncOnly is the part of sync that is the store's.
+func (s *storeCall) syncOnly(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
+	s.Want = max(q.Want, q.Need, q.Change)
+	for range 3 {
+		s.l.env.Counts.Syncs.Add(1)
+		if r, err = s.l.store.Sync(ctx, *q); err != nil || !r.Astray {
+			s.Granted = r.Grant
+			return r, err
+		}
+		q.Begin, q.End = key.Period(q.Limit, time.UnixMicro(r.Now))
+	}
+	return r, &StoreError{Op: s.Op, Class: backend.Unavailable, KeyOnly: true, Err: key.ErrAstray}
+}
+
+// syncRolling makes a statement about a rolling limit.
+func (s *storeCall) syncRolling(ctx context.Context, q backend.SyncRequest) (r backend.SyncReply, err error) {
+	s.Want = q.Want
+	err = s.do(ctx, func(ctx context.Context) (err error) {
+		s.l.env.Counts.Syncs.Add(1)
+		r, err = s.l.store.SyncRolling(ctx, q)
+		s.Granted = r.Grant
+		return err
+	})
+	return r, err
 }
 
 // caller makes the calls of keys; it is the seam of package key.
@@ -179,7 +197,7 @@ func (c caller) Send(f *key.Fetch) {
 // send makes the call of f, unless begin fails, and applies its end.
 func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (err error) {
 	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
-	var reply backend.SyncReply
+	var reply key.Reply
 	guard.Call(func() (err error) {
 		if err = begin(); err != nil {
 			return err
@@ -187,7 +205,12 @@ func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (e
 		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 		defer cancel()
 		call.short = soonerThan(ctx, l.fetchTimeout)
-		reply, err = call.sync(bounded, f.Req)
+		if f.Rolls == nil {
+			reply.Reply, err = call.sync(bounded, &f.Req)
+			return err
+		}
+		r, err := call.syncRolling(bounded, f.Rolling())
+		reply = key.RollingReply(&r, f.Req.Limit.Tokens)
 		return err
 	}, func(failed error) {
 		call.trip.Duration = call.Duration
@@ -275,11 +298,67 @@ func (s *storeCall) giveUp() {
 	}
 }
 
-// take makes a direct call for n tokens of k, all or none, and once more if the open window
-// has another length, if a recall may bring what was lacking, or if a reply came too late.
+// alone makes a statement without an account for n tokens of a key that has no room in memory. It is sent once.
+func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool) key.Verdict {
+	a, v := k.Alone(n, stay)
+	if v.Next != key.Call {
+		return v
+	}
+	call := l.newCall(l.shardOf(a.Req.Key), a.Req.Key, StoreCall{Op: "sync"})
+	a.Req.Detached = true
+	late := func(r backend.Reply, err error) { // its caller has left
+		if err == nil {
+			l.env.Counts.Expire(r.Grant)
+		}
+		l.unknown(err, n)
+	}
+	q := a.Req // the call's own, which may go on
+	r, err := detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, late)
+	if err != nil && !call.abandoned() {
+		l.unknown(err, n)
+	}
+	return a.Answer(&r, call.trip.Sent, err, ctx.Err() != nil)
+}
+
+// overdraw charges n tokens, without an account, that were used above the charge of a key that was forgotten since, if that
+// window is still open. It is sent once.
+func (l *Limiter) overdraw(ctx context.Context, k *key.Key, window backend.Window, n int64) error {
+	limit := k.Limit().Plain()
+	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: window, Change: n, Detached: true}
+	q.Begin, q.End = key.Period(limit, time.Now())
+	c, shard := &l.env.Counts, l.shardOf(q.Key)
+	settled := func(r backend.Reply, err error) {
+		switch {
+		case err == nil && r.Window == window:
+			c.Taken.Add(n)
+			c.Spent.Add(n)
+			c.Extra.Add(0, n)
+			c.Overdrawn.Add(min(n, max(r.Used-limit.Tokens, 0)))
+		case !l.unknown(err, n):
+			c.Overdrawn.Add(n)
+		}
+	}
+	if shard.Open() {
+		err := shard.OpenError()
+		settled(backend.Reply{}, err)
+		return l.failed(ctx, err)
+	}
+	if ctx.Err() != nil { // the client has left, which is usual
+		ctx = context.WithoutCancel(ctx)
+	}
+	call := l.newCall(shard, q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
+	r, err := detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, settled)
+	if !call.abandoned() {
+		settled(r, err)
+	}
+	return l.failed(ctx, err)
+}
+
+// take makes a direct call for n tokens of k, whose limit is a rolling one, all or none, and once more if a recall may bring what
+// was lacking, or if a reply came too late.
 func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v key.Verdict) {
 	recalled, late := false, false
-	for range key.LengthTries + 1 {
+	for {
 		var t key.Take
 		if t, v = k.Take(n, stay); v.Next != key.Call {
 			return v
@@ -297,21 +376,17 @@ func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v k
 		if recalled { // this call decides
 			reply.Idle, reply.Called = false, false
 		}
-		switch v = t.End(reply, sent, err, ctx.Err() != nil); v.Next {
-		case key.Recall:
-			recalled = true
-			if err := l.recall(ctx, t.Req, idle); err != nil {
-				return key.Verdict{Err: err}
-			}
-		case key.Call:
-		default:
+		if v = t.End(reply, sent, err, ctx.Err() != nil); v.Next != key.Recall {
 			return v
 		}
+		recalled = true
+		if err := l.recall(ctx, t.Req, idle); err != nil {
+			return key.Verdict{Err: err}
+		}
 	}
-	return key.Verdict{Err: ErrConflict}
 }
 
-// recall calls back what lies idle elsewhere, for a key that has no room in memory, unless it
+// recall calls back what lies idle elsewhere, for a key of a rolling limit that has no room in memory, unless it
 // was called already, and waits until it may have come. The statement is no account: it asks
 // for more than any limit has, and leaves. An error of the store does not matter, because the
 // next call shows it.
@@ -321,9 +396,9 @@ func (l *Limiter) recall(ctx context.Context, r backend.TakeRequest, idle bool) 
 		const most = backend.MaxTokens
 		call := l.newCall(s, r.Key, StoreCall{Op: "sync", Cause: string(next.Waiters), Reason: "recall"})
 		_, err := detached(ctx, call, func(ctx context.Context) (backend.SyncReply, error) {
-			return call.state(ctx, backend.SyncRequest{
-				Key: r.Key, Client: l.env.Client + ".recall", Limit: r.Limit, OpenLength: r.OpenLength, End: r.End, Next: r.Next,
-				Want: most, Need: most, Least: most, Leaving: true, Detached: true,
+			l.env.Counts.Syncs.Add(1)
+			return l.store.SyncRolling(ctx, backend.SyncRequest{
+				Key: r.Key, Client: l.env.Client + ".recall", Limit: r.Limit, Want: most, Need: most, Least: most, Leaving: true, Detached: true,
 			})
 		}, func(backend.SyncReply, error) {})
 		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
@@ -342,7 +417,7 @@ func (l *Limiter) takeOnce(ctx context.Context, r backend.TakeRequest) (reply ba
 	r.Detached = true
 	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "take", Want: r.Tokens})
 	reply, err = detached(ctx, call, func(ctx context.Context) (backend.TakeReply, error) {
-		reply, err := l.store.Take(ctx, r)
+		reply, err := l.store.TakeRolling(ctx, r)
 		if err == nil && reply.Allowed {
 			call.Granted = r.Tokens
 		}
@@ -387,7 +462,7 @@ func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
 	c.Taken.Add(r.Tokens)
 	c.Spent.Add(r.Tokens)
 	c.Extra.Add(0, r.Tokens) // no request has used them
-	q := backend.SettleRequest{Key: r.Key, Window: w, Tokens: -r.Tokens, Limit: r.Limit.Tokens, Rolling: key.Rolling(r.Limit)}
+	q := backend.SettleRequest{Key: r.Key, Limit: r.Limit, Window: w, Tokens: -r.Tokens}
 	call, settle := l.settlement(s, q)
 	defer call.report()
 	call.caller.Store(gone)
@@ -426,7 +501,7 @@ func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (repl
 func (l *Limiter) settlement(s *key.Shard, q backend.SettleRequest) (*storeCall, func(context.Context) (backend.SettleReply, error)) {
 	call := l.newCall(s, q.Key, StoreCall{Op: "settle", Want: max(q.Tokens, -q.Tokens)})
 	return call, func(ctx context.Context) (backend.SettleReply, error) {
-		reply, err := l.store.Settle(ctx, q)
+		reply, err := l.store.SettleRolling(ctx, q)
 		if reply.Open {
 			call.Granted = call.Want
 		}
@@ -472,12 +547,12 @@ func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit)
 	return state, l.failed(ctx, err)
 }
 
-// reset opens a fresh window. It is never repeated.
-func (l *Limiter) reset(ctx context.Context, r backend.ResetRequest) (backend.State, int64, error) {
-	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "reset"})
-	state, err := detached(ctx, call, func(ctx context.Context) (backend.State, error) { return l.store.Reset(ctx, r) },
-		func(backend.State, error) {})
-	return state, call.trip.Sent, l.failed(ctx, err)
+// reset voids the open window. It is never repeated.
+func (l *Limiter) reset(ctx context.Context, stored string, limit backend.Limit) (backend.Window, error) {
+	call := l.newCall(l.shardOf(stored), stored, StoreCall{Op: "reset"})
+	void, err := detached(ctx, call, func(ctx context.Context) (backend.Window, error) { return l.store.Reset(ctx, stored, limit) },
+		func(backend.Window, error) {})
+	return void, l.failed(ctx, err)
 }
 
 // failed counts a request that ends in a *StoreError.
@@ -533,18 +608,12 @@ func (l *Limiter) reopen(s *key.Shard) {
 	l.probe(ctx, s, stored)
 }
 
-// probe makes a statement for a key that asks for no tokens.
+// probe makes a statement for a key that does nothing.
 func (l *Limiter) probe(ctx context.Context, s *key.Shard, stored string) {
 	call := l.newCall(s, stored, StoreCall{Op: "sync", Cause: string(next.Reopen)})
 	defer call.report()
-	_, err := call.sync(ctx, backend.SyncRequest{Key: stored, Client: l.env.Client + ".probe", Limit: l.anyLimit(), Exact: true})
-	if errors.Is(call.Err, ErrConflict) { // the key has a limit of its own, which a probe need not know
-		call.Err = nil
-	}
+	_, err := call.sync(ctx, &backend.Statement{Key: stored, Limit: backend.Limit(PerMinute(1))})
 	guard.Unheard(err)
-	if key.OutcomeOf(err) == breaker.Neutral { // it says nothing of the shard: next time probe with another key
-		s.Avoid(stored)
-	}
 }
 
 func (l *Limiter) forgetShard(s *key.Shard) {

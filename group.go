@@ -222,7 +222,7 @@ func (l *Limiter) glance(name string) (r Result) {
 	if k == nil {
 		return l.glanceAtLimit(name)
 	}
-	t, w := k.Terms(), k.Lease()
+	t, w := k.Limit(), k.Lease()
 	r.Limit, r.Window = t.Tokens, t.Window
 	if w.Alive(l.env.Clock.Now()) {
 		r.Remaining, r.Reset = min(w.Available(), t.Tokens), w.Window.Time()
@@ -283,7 +283,7 @@ func (l *Limiter) has(name string, n int64, refused bool) (err error) {
 	limit := backend.Limit(l.limit)
 	if l.limits != nil {
 		k := l.env.Get(name)
-		if k == nil && !refused || k != nil && n <= k.Terms().Tokens {
+		if k == nil && !refused || k != nil && n <= k.Limit().Tokens {
 			return nil
 		}
 		if limit, err = l.limitOf(name); err != nil {
@@ -327,7 +327,7 @@ func (l *Limiter) refuses(r *Result, name string, n int64) bool {
 		return false
 	}
 	w, now := k.Lease(), l.env.Clock.Now()
-	if k.Terms().Shadow || !w.Alive(now) || w.Stock() >= n {
+	if k.Limit().Shadow || !w.Alive(now) || w.Stock() >= n {
 		return false
 	}
 	return l.refuse(r, k, w, now, n)
@@ -384,7 +384,7 @@ func (l *Limiter) ahead(ctx context.Context, r *Result, name string, n int64) (l
 	switch {
 	case err != nil:
 		return false, err
-	case k != nil && !l.env.Direct:
+	case k != nil && !(l.env.Direct && k.Limit().Rolls):
 		k.Expect(n)
 		return true, nil
 	}

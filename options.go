@@ -166,13 +166,13 @@ type ShardState struct {
 
 // StoreCall is what [Hooks] report of a call to the store that has ended. It names no key.
 type StoreCall struct {
-	Op       string        // "sync", "take", "check", "settle", "reset" or "publish"
+	Op       string        // "sync", "check", "reset" or "publish"; of a rolling limit also "take" and "settle"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for; of a settle, to charge or to give back
 	Granted  int64         // tokens granted; of a settle, charged or given back
-	Err      error         // nil, a *StoreError, ErrConflict, or a panic of the store
+	Err      error         // nil, a *StoreError, or a panic of the store
 }
 
 // validateKey refuses a key that the store would refuse.
@@ -181,14 +181,6 @@ func (c *config) validateKey(key string) error {
 		return backend.ValidateKey(key)
 	}
 	return backend.ValidateKey(placement.Named(c.name, key))
-}
-
-// anyLimit is a limit for probes, which ask for nothing.
-func (c *config) anyLimit() backend.Limit {
-	if c.limit.special() {
-		return backend.Limit(PerMinute(1))
-	}
-	return backend.Limit(c.limit).Plain()
 }
 
 // settings are what keys need to know.

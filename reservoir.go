@@ -105,7 +105,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (r Result, err error) {
 // AllowN asks for n tokens of key, all or none. Usually it decides in memory; without
 // stock the caller waits for a fetch that it shares with others (see [WithFetchTimeout]).
 // A refusal is a [Result] and charges nothing. An error means that no decision was made:
-// [ErrKey], [backend.ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrConflict], [ErrClosed], a
+// [ErrKey], [backend.ErrTokens], [ErrLimit], [ErrExceedsLimit], [ErrClosed], a
 // [*StoreError], or the error of ctx.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
 	err = l.allow(&r, ctx, key, n)
@@ -139,9 +139,9 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		t := k.Terms() // before a reply changes what remains
+		t := k.Limit() // before a reply changes what remains
 		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining()+left, t.Tokens)
-		r.Reset, r.of, r.charged = w.Window.Time(), k, n
+		r.Reset, r.of, r.charged, r.gen = w.Window.Time(), k, n, w.Window.Gen
 		if n > 1 {
 			k.Used(n)
 		}
@@ -153,13 +153,13 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 
 // refuse refuses n tokens from memory, if it is known that the store has too few.
 func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bool {
-	t := k.Terms()
+	t := k.Limit()
 	if n > t.Tokens || !w.Denies(n, now) {
 		return false
 	}
 	k.Refused()
 	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), key.Longest(t.Limit))
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), key.Longest(*t))
 	return true
 }
 
@@ -229,14 +229,9 @@ func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit ba
 	}
 	v := k.Acquire(ctx, n, stay)
 	if v.Next == key.Call {
-		limit = v.Limit
 		v = l.take(ctx, k, n, false)
-		v.Limit = limit
 	}
-	if v.Next == key.Special {
-		return l.withoutState(ctx, name, v.Limit, n, stay)
-	}
-	refused := stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed // the limit blocks, or has just left shadow
+	refused := stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed // the limit has just left shadow
 	return resultOf(k, &v.Answer), v.Next == key.StartOver || refused, v.Err
 }
 
@@ -300,8 +295,11 @@ func (l *Limiter) withoutState(ctx context.Context, name string, limit backend.L
 // takeOutside makes a call for a key that has no room in memory.
 func (l *Limiter) takeOutside(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (Result, error) {
 	k, v := l.env.Outside(name, limit, n, stay)
-	if v.Next == key.Call {
+	switch {
+	case v.Next == key.Call && limit.Rolls:
 		v = l.take(ctx, k, n, stay)
+	case v.Next == key.Call:
+		v = l.alone(ctx, k, n, stay)
 	}
 	return resultOf(k, &v.Answer), v.Err
 }
@@ -353,18 +351,12 @@ func (l *Limiter) checkKey(ctx context.Context, name string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Limit: limit.Tokens, Window: cmp.Or(s.Length, limit.Window), Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
-	serves := l.env.Serves(limit, s)
+	r := Result{Limit: limit.Tokens, Window: limit.Window, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
 	if k := l.env.Find(name); k != nil {
-		var held int64
-		held, serves = k.Held(s)
-		r.Remaining = min(r.Remaining+held, r.Limit)
-	}
-	if !serves {
-		return Result{}, ErrConflict
+		r.Remaining = min(r.Remaining+k.Held(s), r.Limit)
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), cmp.Or(s.Length, key.Longest(limit)))
+		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), key.Longest(limit))
 	}
 	return r, nil
 }
@@ -428,10 +420,10 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 		return errResult
 	case n == 0:
 		return nil
-	case r.Source == Direct:
+	case r.Source == Direct && r.of.Limit().Rolls:
 		return l.settleDirect(ctx, &r, n)
 	case n > 0:
-		return l.overrun(&r, n)
+		return l.overrun(ctx, &r, n)
 	}
 	r.of.Refund(r.charge(), -n)
 	return l.closedError()
@@ -442,19 +434,19 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 // this process knows.
 func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 	k := l.env.Find(r.of.Name())
-	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Window: r.window(), Tokens: n, Limit: r.Limit, Rolling: key.Rolling(r.of.Terms().Limit)}
+	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Limit: r.of.Limit().Plain(), Window: r.window(), Tokens: n}
 	if n < 0 {
 		if q.Tokens = -key.TakeUpTo(&l.env.Counts.Direct, -n); q.Tokens == 0 {
 			return nil
 		}
 	}
 	if time.Until(r.Reset) <= 0 {
-		if q.Window = 0; n > 0 && k != nil {
+		if q.Window = (backend.Window{}); n > 0 && k != nil {
 			figures, _ := k.Figures()
 			q.Window = figures.Window
 		}
 	}
-	if q.Window == 0 {
+	if q.Window.End == 0 {
 		l.settled(q, backend.SettleReply{}, nil)
 		return l.closedError()
 	}
@@ -470,20 +462,19 @@ func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 
 // overrun charges n tokens that the request of r has used above its charge: to its window or,
 // if that is over, to the one that this process knows. They are overdrawn if there is none.
-func (l *Limiter) overrun(r *Result, n int64) (err error) {
-	for {
-		k := l.env.Find(r.of.Name())
-		if k == nil && r.Source != Fallback && time.Until(r.Reset) > 0 { // it was forgotten
-			k, _, err = l.find(r.of.Name())
-		}
-		if k == nil {
-			l.env.Counts.Overdrawn.Add(n)
-			return cmp.Or(err, l.closedError())
-		}
-		if forgotten := k.Overrun(r.charge(), n); !forgotten {
-			return nil
-		}
+func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
+	forgotten := r.of.Overrun(r.charge(), n)
+	if k := l.env.Find(r.of.Name()); forgotten && k != nil && k != r.of && k.Counts(r.of) {
+		forgotten = k.Overrun(r.charge(), n)
 	}
+	switch {
+	case !forgotten:
+		return nil
+	case l.env.Closed.Load() || r.Source == Fallback || time.Until(r.Reset) <= 0 || r.of.Limit().Rolls:
+		l.env.Counts.Overdrawn.Add(n)
+		return l.closedError()
+	}
+	return l.overdraw(ctx, r.of, r.window(), n)
 }
 
 // closedError is ErrClosed once Close was called.
@@ -510,27 +501,9 @@ func (l *Limiter) resetKey(ctx context.Context, name string) error {
 	if err != nil || key.PlanOf(limit) != key.Counted {
 		return err
 	}
-	q := backend.ResetRequest{Key: l.env.Stored(name), Limit: limit.Plain()}
-	q.End, q.Next = key.CalendarEnds(limit, time.Now())
-	var was *lease.Lease
-	if k := l.env.Find(name); k != nil {
-		was = k.Lease()
+	void, err := l.reset(ctx, l.env.Stored(name), limit.Plain())
+	if k := l.env.Find(name); k != nil && err == nil {
+		k.Reset(void)
 	}
-	for range key.LengthTries {
-		s, sent, err := l.reset(ctx, q)
-		switch {
-		case err != nil:
-			return err
-		case s.Conflict && !l.env.Serves(limit, s):
-			return ErrConflict
-		case s.Conflict: // the limit has changed since the window was opened
-			q.OpenLength = s.Length
-			continue
-		}
-		if k := l.env.Find(name); k != nil && s.Window != 0 {
-			k.Reset(s, q.Limit, sent, was)
-		}
-		return nil
-	}
-	return ErrConflict
+	return err
 }

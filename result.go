@@ -59,6 +59,7 @@ type Result struct {
 
 	of      *key.Key // whose account was charged; nil = none was
 	charged int64    // tokens, to the window that ends at Reset
+	gen     int64    // the generation of that window
 }
 
 // resultOf is the Result of k for an answer.
@@ -68,7 +69,7 @@ func resultOf(k *key.Key, a *key.Answer) Result {
 		Reset: a.Reset, RetryAfter: a.RetryAfter, charged: a.Charged,
 	}
 	if a.Charged > 0 {
-		r.of = k
+		r.of, r.gen = k, a.Of.Gen
 	}
 	return r
 }
@@ -79,7 +80,7 @@ func (r *Result) charge() key.Charge {
 }
 
 // window is the window that r was charged to.
-func (r Result) window() backend.Window { return backend.Window(r.Reset.UnixMilli()) }
+func (r *Result) window() backend.Window { return backend.Window{End: r.Reset.UnixMilli(), Gen: r.gen} }
 
 // Source is where a decision came from.
 type Source uint8
@@ -232,13 +233,6 @@ var (
 	// ErrLimit: a Limit is out of range, or the zero Limit.
 	ErrLimit = backend.ErrLimit
 
-	// ErrConflict: the key's open window belongs to a limit of another length, because two
-	// limits count on one key. Give each a name with [WithName]. It is no conflict if the
-	// limit may have changed since that window was opened. The store is asked again
-	// after a second, or after a 20th of the window if that is shorter; for keys past
-	// [WithMaxKeys] by each request.
-	ErrConflict = key.ErrConflict
-
 	// ErrOption: an option of New has a value that makes no sense.
 	ErrOption = errors.New("reservoir: bad option")
 )
@@ -249,7 +243,7 @@ var errResult = errors.New("reservoir: a result of another limiter, or of no cha
 // StoreError says why a call to the store failed, when no decision was made for want of the store. Its
 // fields:
 //
-//   - Op is the operation, such as "sync", "take" or "reset".
+//   - Op is the operation, such as "sync", "check" or "reset".
 //   - Class is [backend.Unavailable]: the call was not carried out, and the store may answer soon;
 //     [backend.Rejected]: it was not carried out, and fails until an operator mends a
 //     password, a right or memory; or [backend.Unknown]: it may have been carried out.

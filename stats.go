@@ -44,10 +44,7 @@ type Stats struct {
 	Unsubscribed int64 // shards, of keys in memory, whose messages do not come here now: see [Hooks].Subscription; or the store sends none
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
-	Debt      int64 // tokens admitted by the failure policy or settled, which the store must still charge
-
-	Recovered int64 // tokens whose grant was lost on the way and handed over again
-	Recharged int64 // tokens that the store had forgotten and has charged again
+	Debt      int64 // tokens settled above a charge, which the store must still charge
 	Unknown   int64 // tokens of direct calls, and of their settlements, that failed and may have been carried out
 }
 
@@ -62,7 +59,7 @@ func (l *Limiter) Stats() (s Stats) {
 			s.add(k)
 		}
 		s.Taken, s.Refunded, s.Returned, s.Expired = c.Taken.Load(), c.Refunded.Load(), c.Returned.Load(), c.Expired.Load()
-		s.Overdrawn, s.Recovered, s.Recharged, s.Unknown = c.Overdrawn.Load(), c.Recovered.Load(), c.Reasserted.Load(), c.Unknown.Load()
+		s.Overdrawn, s.Unknown = c.Overdrawn.Load(), c.Unknown.Load()
 		s.StoreCalls, s.Syncs, s.Prefetches, s.Probes, s.GiveBacks = c.Calls.Load(), c.Syncs.Load(), c.Prefetches.Load(), c.Probes.Load(), c.GiveBacks.Load()
 		s.Waited, s.Failed, s.Fallbacks, s.Shadowed = c.Waited.Load(), c.Failed.Load(), c.Fallbacks.Load(), c.Shadowed.Load()
 		s.Admitted = c.Admitted(s.Spent)
@@ -81,11 +78,13 @@ func (s *Stats) add(k *key.Key) {
 	if !ok { // it was forgotten just now
 		return
 	}
-	s.Keys++
+	if !f.Parted {
+		s.Keys++
+	}
 	s.Spent += f.Spent
 	s.Denied += f.Denied
 	s.Held += f.Held + f.Returning
-	s.Debt += f.Owed
+	s.Debt += f.Debt
 	if f.Exhausted {
 		s.Idle += f.Held
 	}
@@ -112,8 +111,11 @@ func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 	return func(yield func(string, KeyStats) bool) {
 		for k := range l.env.All {
 			f, _ := k.Figures()
-			s := KeyStats{Limit: Limit(k.Terms().Limit), Spent: f.Spent, Denied: f.Denied}
-			if f.Window != 0 {
+			if f.Parted {
+				continue
+			}
+			s := KeyStats{Limit: Limit(*k.Limit()), Spent: f.Spent, Denied: f.Denied}
+			if f.Window.End != 0 {
 				s.Held, s.Reset, s.Exhausted = f.Held, f.Window.Time(), f.Exhausted
 			}
 			if !yield(k.Name(), s) {

@@ -87,7 +87,7 @@ type State struct {
 
 // Statement says what one client's account with a counter should be, and asks for tokens. A
 // statement without a Client has no account: it charges Need, all or none, or else Change, which was
-// used above an earlier charge in Window. What is charged without an account never comes back.
+// used above an earlier charge in Window. What is charged without an account never comes back. If both are 0, it does nothing, as a probe.
 type Statement struct {
 	Key   string
 	Limit Limit // of a fixed window; a limit by the calendar also has Begin and End

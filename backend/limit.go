@@ -117,7 +117,7 @@ func (q *Statement) Validate() error {
 		return err
 	}
 	switch {
-	case q.Client == "" && (q.Change < 0 || (q.Need > 0) == (q.Change > 0) || q.Want != 0):
+	case q.Client == "" && (q.Change < 0 || q.Need < 0 || q.Need > 0 && q.Change > 0 || q.Want != 0):
 		return fmt.Errorf("%w: a statement without a client that needs %d, wants %d and changes %d", ErrTokens, q.Need, q.Want, q.Change)
 	case q.Client != "" && (q.Life < 1 || q.Life > MaxTokens || q.Seq < 1 || q.Seq > MaxTokens):
 		return fmt.Errorf("%w: statement %d of life %d", ErrTokens, q.Seq, q.Life)

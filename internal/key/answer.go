@@ -18,9 +18,10 @@ type Answer struct {
 	Limit      int64
 	Window     time.Duration // the window's length
 	Remaining  int64
+	Of         backend.Window // whose end Reset is
 	Reset      time.Time
 	RetryAfter time.Duration
-	Charged    int64 // tokens, to the window that ends at Reset
+	Charged    int64 // tokens, to the window Of
 }
 
 // Source is where a decision came from.
@@ -29,7 +30,7 @@ type Source uint8
 const (
 	Local    Source = iota // from memory
 	Fetched                // from a fetch that the caller shared with others
-	Direct                 // by a call for this request alone
+	Direct                 // by a call that asked for exactly what its callers needed
 	Fallback               // by the failure policy
 )
 
@@ -38,7 +39,6 @@ type Verdict struct {
 	Answer Answer
 	Err    error
 	Next   Next
-	Limit  backend.Limit // as just asked for, of Special and Call
 }
 
 // Next is what is left to do for a request.
@@ -48,8 +48,7 @@ const (
 	Nothing   Next = iota // the verdict has the answer
 	Call                  // make a direct call, perhaps once more
 	Recall                // call idle tokens back from others, and make a direct call
-	Special               // the limit is special, so nobody need count
-	StartOver             // the key was forgotten meanwhile, or its limit is in shadow now
+	StartOver             // the key was forgotten or has left its counter meanwhile, or its limit is in shadow now
 	askLimit              // ask for the limit before a decision
 	wait                  // wait in line
 )
@@ -59,7 +58,6 @@ var (
 	ErrClosed       = errors.New("reservoir: limiter closed")
 	ErrExceedsLimit = errors.New("reservoir: more tokens than the limit")
 	ErrDeadline     = fmt.Errorf("reservoir: no tokens before the %w", context.DeadlineExceeded)
-	ErrConflict     = errors.New("reservoir: two limits with windows of different lengths share a key: give them names with WithName")
 )
 
 // The causes of a backend.Error that no store returns.
@@ -67,6 +65,7 @@ var (
 	errOpen    = errors.New("the circuit is open") // joined with the cause of the failure that opened it
 	ErrSilent  = errors.New("no answer within the fetch timeout")
 	ErrTooSlow = errors.New("replies take longer than the window")
+	ErrAstray  = errors.New("the store's clock and the calendar's period do not agree")
 )
 
 // Outage reports whether err is a failure of the store that may be over soon.
@@ -78,16 +77,16 @@ func Outage(err error) bool {
 // admit answers a request for n tokens that were spent from w; stock is what is left.
 func (k *Key) admit(w *lease.Lease, n, stock int64, from Source) Answer {
 	k.Used(n)
-	t := k.terms.Load()
-	return Answer{Allowed: true, Source: from, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
+	t := k.Limit()
+	return Answer{Allowed: true, Source: from, Of: w.Window, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
 }
 
 // refuse answers a request that w cannot serve.
 func (k *Key) refuse(w *lease.Lease, now int64, from Source) Answer {
-	t := k.terms.Load()
+	t := k.Limit()
 	return Answer{
-		Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Available(), t.Tokens),
-		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), Longest(t.Limit)),
+		Of: w.Window, Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Available(), t.Tokens),
+		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), Longest(*t)),
 	}
 }
 

@@ -26,7 +26,7 @@ type situation struct {
 
 func (k *Key) situation(now int64) situation {
 	return situation{
-		Settings: &k.env.Settings, limit: k.terms.Load().Limit, demand: k.use.demand(), lease: k.lease.Load(), now: now,
+		Settings: &k.env.Settings, limit: *k.Limit(), demand: k.use.demand(), lease: k.lease.Load(), now: now,
 		peers: int64(max(k.clients, 1)), small: k.small(), lead: k.shard.Lead(),
 	}
 }
@@ -103,7 +103,6 @@ func (s *situation) lasts() time.Duration {
 type usage struct {
 	demand.Demand
 	recall   recall
-	voided   [2]backend.Window // the last ones that Resets have voided
 	timer    *time.Timer
 	due      int64         // when timer fires
 	replied  int64         // when the store answered last
@@ -113,7 +112,6 @@ type usage struct {
 	failedAt int64         // when a fetch failed last
 	rejected bool          // the last fetch was rejected
 	recheck  int64         // when a refused key asks for its limit again
-	conflict int64         // until when requests get ErrConflict without a call
 	asked    uint64        // number of the last question for the limit whose answer may be too old
 	charge   int64         // when to state debt at the latest; 0 = at once
 }
@@ -123,7 +121,7 @@ func (k *Key) usage() *usage {
 	if k.use != nil {
 		return k.use
 	}
-	limit := k.terms.Load().Limit
+	limit := *k.Limit()
 	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.firstFetch), spread: spread(limit.Window)}
 	k.use.timer = time.AfterFunc(next.Never, func() {
 		k.event(func(int64) effect { k.use.due = 0; return changed })
@@ -147,7 +145,7 @@ func (u *usage) demand() *demand.Demand {
 
 // observe brings the estimate of the demand for k up to date.
 func (u *usage) observe(k *Key, now int64) {
-	u.Observe(k.terms.Load().Window, now, k.spent(), k.largest.take())
+	u.Observe(k.Limit().Window, now, k.spent(), k.largest.take())
 }
 
 // opened records that a window of that length has begun.
@@ -192,15 +190,15 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	case !k.keeps(w, now) || k.queue.inFlight(): // its reply may bring what others want
 		return 0, 0
 	}
-	t, r, free := k.terms.Load(), &k.use.recall, min(k.free(), w.Stock())
+	t, r, free := k.Limit(), &k.use.recall, min(k.free(), w.Stock())
 	if t.Rolls { // what will be used in time
 		free = max(free-k.soon(now), 0)
 	}
-	if r.called == w.Window || r.called != 0 && t.Rolls { // that its tokens are of another slice by now does not matter
+	if r.called == w.Window || r.called.End != 0 && t.Rolls { // that its tokens are of another slice by now does not matter
 		r.known = 0
 		return free, 0
 	}
-	r.called = 0
+	r.called = backend.Window{}
 	if !k.env.Caller.Hears(k.env.Stored(k.node.Key)) {
 		return k.outlasts(now)
 	}

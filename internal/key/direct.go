@@ -10,12 +10,8 @@ import (
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
-// This file has what calls for one request do to a key: direct calls, Check and Reset.
-
-// LengthTries is how often a request without stock is made while replies name windows of
-// other lengths. After the first reply the request names that length too, but its window
-// may end before the second try, and a slow process may open one of a third length.
-const LengthTries = 3
+// This file has what calls for one request do to a key: those of keys that have no room in memory, those of
+// rolling limits, Check and Reset.
 
 // Outside returns a key that no other caller finds, for one that has no room in memory, and
 // what to do for a request: it counts as forgotten, so it keeps no account. It copies the
@@ -37,7 +33,67 @@ func AskAgain(left, window time.Duration) time.Duration {
 	return min(left+chance.Part(spreadMax), chance.Interval(max(window/askTimes, LongestPause)))
 }
 
-// Take is a call for the tokens of one request, all or none. It leaves the stock alone.
+// Alone is a statement without an account, for the tokens of one request, all or none.
+type Alone struct {
+	Req  backend.Statement
+	k    *Key
+	stay bool
+}
+
+// Alone returns the statement for n tokens that a caller must make, if Next is Call.
+func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
+	limit := k.Limit()
+	if n > limit.Tokens {
+		return a, k.env.TooMuch(*limit)
+	}
+	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Need: n}}
+	a.Req.Begin, a.Req.End = Period(*limit, time.Now())
+	return a, Verdict{Next: Call}
+}
+
+// Answer answers the request by the reply r, which was requested at sent, or the error of the call. ended says that the
+// caller's context has ended. A reply that comes after the window may have ended charges the tokens, and they have expired.
+func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v Verdict) {
+	k, n, counts := a.k, a.Req.Need, &a.k.env.Counts
+	now := k.env.Clock.Now()
+	switch {
+	case err != nil && ended:
+		return Verdict{Err: err}
+	case err != nil:
+		k.event(func(now int64) effect { v = k.policyOrError(n, a.stay, now, err); return unchanged })
+		return v
+	}
+	allowed := r.Grant == n
+	v.Answer = Answer{
+		Allowed: allowed, Source: Direct, Limit: a.Req.Limit.Tokens, Window: a.Req.Limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
+	}
+	if !allowed {
+		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit().Shadow, RetryAfter(r.Left, a.Req.Limit.Window)
+		if !a.stay {
+			counts.Denied.Add(1)
+		}
+		return v
+	}
+	of := lease.New(r.Window)
+	if of.Apply(r.State, 0, sent, now); !of.Alive(now) {
+		counts.Expire(n)
+		return Verdict{Err: &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow}}
+	}
+	v.Answer.Charged = n
+	counts.Taken.Add(n)
+	counts.Spent.Add(n)
+	counts.Left.Add(n)
+	counts.Extra.Add(k.node.Hash, n-1)
+	return v
+}
+
+// Expire counts n tokens that were charged for a caller who has left, or too late.
+func (c *Counts) Expire(n int64) {
+	c.Taken.Add(n)
+	c.Expired.Add(n)
+}
+
+// Take is a call for the tokens of one request of a rolling limit, all or none. It leaves the stock alone.
 type Take struct {
 	Req  backend.TakeRequest
 	k    *Key
@@ -46,27 +102,18 @@ type Take struct {
 
 // Take returns the call for n tokens that a caller must make, if Next is Call.
 func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
-	terms := k.terms.Load()
-	if n > terms.Tokens {
-		return t, k.env.TooMuch(terms.Limit)
+	limit := k.Limit()
+	if n > limit.Tokens {
+		return t, k.env.TooMuch(*limit)
 	}
 	v.Next = Call
-	t = Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Tokens: n, Within: k.env.Timeout}}
-	k.event(func(now int64) effect {
-		terms := k.terms.Load()
-		if terms.plan != Counted {
-			v.Next = Special
-		}
-		t.Req.Limit, t.Req.OpenLength, t.Req.End, t.Req.Next = terms.openings(k.lease.Load(), now)
-		return unchanged
-	})
-	return t, v
+	return Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Tokens: n, Within: k.env.Timeout}}, v
 }
 
-// Late reports whether the reply has charged the tokens but comes so late that a rolling limit may
+// Late reports whether the reply has charged the tokens but comes so late that the limit may
 // count them no longer than others from now on. Then they must go back.
 func (t *Take) Late(r backend.TakeReply, sent int64) bool {
-	if !r.Allowed || !t.Req.Limit.Rolls {
+	if !r.Allowed {
 		return false
 	}
 	of := lease.New(r.Window)
@@ -75,8 +122,7 @@ func (t *Take) Late(r backend.TakeReply, sent int64) bool {
 }
 
 // End applies the reply, or the error of the call. ended says that the caller's context has
-// ended. Next is Call if the open window has another length, in which the limit may count:
-// then the call may be made once more. If the tokens lie idle elsewhere, the caller of a key
+// ended. If the tokens lie idle elsewhere, the caller of a key
 // in memory starts over, in line, and any other must recall them itself.
 func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Verdict) {
 	k := t.k
@@ -88,14 +134,6 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 		case err != nil:
 			v = k.policyOrError(t.Req.Tokens, t.stay, now, err)
 			return changed
-		case r.Conflict && k.adopts(r.State, 1, sent):
-			k.read(r.State, r.Length, sent, now)
-			v.Next = Call
-			return unchanged
-		case r.Conflict:
-			k.conflict(r.State, now)
-			v.Err = ErrConflict
-			return unchanged
 		}
 		if k.firstFetch == 0 {
 			k.firstFetch = max(sent, 1)
@@ -107,7 +145,7 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 		case k.phase == phaseRetired:
 			v.Next = Recall
 			return unchanged
-		case t.current(w, r):
+		case w != nil:
 			k.usage().recall.missed, v.Next = w.Window, StartOver
 			return unchanged
 		}
@@ -119,44 +157,39 @@ func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Ve
 }
 
 // read applies the reading that came with the call. It says nothing of the account, so it
-// never ends a window whose tokens may be spent.
+// never ends a lease whose tokens may be spent.
 func (t *Take) read(r backend.TakeReply, sent, now int64) {
 	k := t.k
 	w := k.lease.Load()
-	if t.Req.Limit.Rolls && w != nil && (w.Alive(now) || k.account.Named()) { // the account's lease stays
+	if w != nil && (w.Alive(now) || k.account.Rolls.Named()) { // the account's lease stays
 		w.Note(r.State, now)
 		return
 	}
-	if w == nil || r.Window == w.Window || r.Window > w.Window && !w.Alive(now) {
-		length := cmp.Or(r.Length, t.Req.Limit.Window)
-		if w == nil || r.Window != w.Window {
-			length = k.lengthOf(r.State, t.Req.Limit.Window, 1, sent)
-		}
-		k.read(r.State, length, sent, now)
+	if k.phase == phaseRetired || r.Window.End == 0 || w != nil && r.Window.End < w.Window.End {
+		return
 	}
+	if w == nil || w.Window != r.Window {
+		spent := k.spent()
+		k.leaveWindow()
+		w = k.enterWindow(r.Window, spent, now)
+	}
+	w.Apply(r.State, k.Limit().Window, sent, now)
 }
 
-// current reports whether the reply is about the window of w. All windows of a rolling limit are.
-func (t *Take) current(w *lease.Lease, r backend.TakeReply) bool {
-	return w != nil && (w.Window == r.Window || t.Req.Limit.Rolls)
-}
-
-// book records what the call has charged, or its refusal. If the refusal is of a window
-// that a Reset elsewhere has opened, a probe must end the old window here.
+// book records what the call has charged, or its refusal.
 func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 	k, n, counts := t.k, t.Req.Tokens, &t.k.env.Counts
 	w := k.lease.Load()
-	current := t.current(w, r)
 	a := t.answer(r)
-	if current && r.Allowed { // a refusal tells what was too little
+	if w != nil && r.Allowed { // a refusal tells what was too little
 		a.Remaining = min(a.Remaining+w.Stock(), a.Limit)
 	}
 	switch {
 	case r.Allowed:
-		if current {
-			counts.Move(k.account.Direct(n))
+		if w != nil {
+			counts.Move(k.account.Rolls.Direct(n))
 			k.allow()
-		} else { // the key is forgotten, or in another window, so no account records it
+		} else { // the key is forgotten, so no account records it
 			counts.Taken.Add(n)
 			counts.Spent.Add(n)
 		}
@@ -168,10 +201,8 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 		}
 	default:
 		k.refusals.Add(1)
-		if current && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.terms.Load().Tokens { // the limit was not raised since
+		if w != nil && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.Limit().Tokens { // the limit was not raised since
 			k.deny(w, now)
-		} else if !current && !w.Over(now) {
-			return a, effect{changed: true, probe: n}
 		}
 	}
 	return a, changed
@@ -179,46 +210,39 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 
 // answer is the answer to the request.
 func (t *Take) answer(r backend.TakeReply) Answer {
-	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Window: cmp.Or(r.Length, t.Req.Limit.Window), Remaining: r.Remaining, Reset: r.Window.Time()}
+	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Window: t.Req.Limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time()}
 	if r.Allowed {
 		a.Charged = t.Req.Tokens
 	} else {
-		a.Shadowed, a.RetryAfter = t.k.terms.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), cmp.Or(r.Length, Longest(t.k.terms.Load().Limit)))
+		limit := t.k.Limit()
+		a.Shadowed, a.RetryAfter = limit.Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), Longest(*limit))
 	}
 	return a
 }
 
-// Held returns what this process holds of the window that a Check has read, and whether the
-// key's limit counts in that window.
-func (k *Key) Held(s backend.State) (held int64, serves bool) {
-	k.event(func(now int64) effect {
-		w := k.lease.Load()
-		known := w != nil && (w.Window == s.Window || k.terms.Load().Rolls)
-		if known && w.Alive(now) {
-			held = k.held()
+// GivenBack records that n tokens of window went back to the store by a call, because
+// callers may wait for them.
+func (k *Key) GivenBack(window backend.Window, n int64) {
+	k.event(func(int64) effect {
+		if w := k.lease.Load(); w != nil && w.Window == window {
+			w.AddRemaining(n)
 		}
-		serves = s.Length == 0 || known || k.adopts(s, 1, now)
-		return unchanged
-	})
-	return held, serves
-}
-
-// Reset enters the fresh window that a Reset has opened. was is the key's lease before that.
-func (k *Key) Reset(s backend.State, limit backend.Limit, sent int64, was *lease.Lease) {
-	k.event(func(now int64) effect {
-		w := k.lease.Load()
-		switch {
-		case k.phase == phaseRetired || w != nil && w.Window == s.Window && !limit.Rolls:
-			return unchanged
-		case limit.Rolls && w != nil: // the reply to a statement ends the account
-			did := k.void(w, now)
-			did.probe = 1
-			return did
-		case w != was: // another reply was faster: ask the store which window is open
-			k.allow()
-			return effect{changed: true, probe: 1}
-		}
-		k.read(s, cmp.Or(s.Length, limit.Window), sent, now)
 		return changed
 	})
+}
+
+// Held returns what this process holds of the window that a Check has read.
+func (k *Key) Held(s backend.State) (held int64) {
+	k.event(func(now int64) effect {
+		if w := k.lease.Load(); w.Alive(now) && (w.Window == s.Window || k.Limit().Rolls) {
+			held = k.held()
+		}
+		return unchanged
+	})
+	return held
+}
+
+// Reset leaves the window that a Reset has voided: nothing of it is spent or refused any more. The next caller opens another.
+func (k *Key) Reset(void backend.Window) {
+	k.event(func(now int64) effect { return k.voided(void, now) })
 }

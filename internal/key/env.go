@@ -1,7 +1,6 @@
 package key
 
 import (
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,20 +24,19 @@ type Env struct {
 	Calls  inflight.Counter // calls in flight; none begins after Close
 	Table  keytable.Table[Key]
 	Counts Counts
-	Epoch  atomic.Uint32 // of new keys, from 1; it names their accounts in the store
 	Closed atomic.Bool
 
-	terms   Terms         // of keys without a limit of their own
+	lives   atomic.Int64  // the number of the last life of an account; see account.Begin
 	asks    atomic.Uint64 // numbers the questions for a key's limit
+	leavers leavers
 	waiters waiters.Pool[outcome]
 }
 
 // Init sets up e, for at most maxKeys keys in memory.
 func (e *Env) Init(s Settings, c Caller, maxKeys int64) {
-	e.Settings, e.Caller, e.terms.Limit = s, c, s.Limit
+	e.Settings, e.Caller = s, c
 	e.Clock.Init()
 	e.Table.Init(maxKeys)
-	e.Epoch.Store(1)
 }
 
 // Settings are the options of a limiter that its keys read.
@@ -46,9 +44,9 @@ type Settings struct {
 	Limit    backend.Limit // of a key that has none of its own
 	ByKey    bool          // keys have limits of their own, which may change
 	Name     string        // stands before each key in the store
-	Client   string        // names this process in the store
+	Client   string        // names this limiter in the store
 	Sizing   demand.Policy
-	Direct   bool          // a call for every request, and no stock
+	Direct   bool          // no stock: a statement asks for exactly what callers in line need
 	Timeout  time.Duration // of a call
 	Fallback Policy        // while the store is away
 }
@@ -83,11 +81,6 @@ func (s *Settings) guided() bool { return !s.Direct && s.Sizing.Guided() }
 // ahead reports whether keys order batches before they are needed.
 func (s *Settings) ahead() bool { return !s.Direct && s.Sizing.Ahead() }
 
-// client is the name of an epoch's accounts in the store.
-func (s *Settings) client(epoch uint32) string {
-	return s.Client + "." + strconv.FormatUint(uint64(epoch), 36)
-}
-
 // Slack is how much longer than its timeout a call may take before its callers are
 // answered without it. A store should obey its context.
 const Slack = 20 * time.Millisecond
@@ -102,9 +95,9 @@ const (
 // in its key.
 type Counts struct {
 	Taken, Refunded, Returned, Expired, Overdrawn atomic.Int64 // tokens
-	Recovered, Reasserted, Unknown                atomic.Int64 // tokens
+	Unknown                                       atomic.Int64 // tokens
 	Spent                                         atomic.Int64 // tokens, by keys that are gone
-	Direct, Left                                  atomic.Int64 // tokens used by direct calls, and in windows that their keys have left; settling takes back no more
+	Direct, Left                                  atomic.Int64 // tokens used by direct calls of rolling limits, and in windows that their keys have left; settling takes back no more
 
 	Denied                                                atomic.Int64 // requests, by keys that are gone
 	AdmittedByPolicy, Fallbacks, Waited, Failed, Shadowed atomic.Int64 // requests
@@ -138,7 +131,7 @@ func (c *Counts) Move(m account.Moved) {
 	c.Overdrawn.Add(m.Overdrawn)
 }
 
-// overdraw counts n tokens that the failure policy has admitted and no window can owe.
+// overdraw counts n tokens that the failure policy has admitted.
 // Those that turn out not to be used may still be settled.
 func (c *Counts) overdraw(n int64) {
 	c.Overdrawn.Add(n)

@@ -1,8 +1,8 @@
 package key
 
 import (
-	"errors"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -16,16 +16,32 @@ import (
 // Fetch is a statement to the store, from its order to the reply. The limiter sends it, and
 // calls its methods from one goroutine.
 type Fetch struct {
-	Req    backend.SyncRequest
+	Req    backend.Statement
+	Rolls  *backend.SyncRequest // the statement, if the limit is a rolling one; Req has what both have
 	Cause  next.Cause
 	Reason string // for the size of the batch
 	Shard  *Shard
 
 	k       *Key
+	peers   int64       // clients in the last reply
 	last    uint64      // sequence number of the last caller that it was sized for
 	ordered int64       // time of the order, before its goroutine was scheduled
 	slot    *lane       // whose slot it has; nil if it needs none
 	late    *time.Timer // frees the slot if the call does not end in time
+	void    int64       // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
+}
+
+// Reply is the reply to a Fetch.
+type Reply struct {
+	backend.Reply
+	Rolls *backend.SyncReply // the whole reply about a rolling limit
+}
+
+// RollingReply is the Reply for one about a rolling limit of so many tokens.
+func RollingReply(r *backend.SyncReply, limit int64) Reply {
+	return Reply{Rolls: r, Reply: backend.Reply{
+		State: r.State, Grant: r.Grant, Used: limit - r.Remaining, Clients: r.Clients, Idle: r.Idle, Called: r.Called,
+	}}
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -38,13 +54,13 @@ func (f *Fetch) asks() bool {
 // and one observation says nothing.
 func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
-	f := &Fetch{k: k, Cause: why, ordered: now, Shard: k.shard, last: k.queue.callers().Last()}
+	f := &Fetch{k: k, Cause: why, ordered: now, Shard: k.shard, last: k.queue.callers().Last(), peers: int64(k.clients)}
 	switch why {
 	case next.Return:
 		f.giveBack(surplus)
 		k.use.demand().EndRun()
-		if k.use != nil && k.use.recall.called != 0 {
-			k.use.recall.called = 0
+		if k.use != nil && k.use.recall.called.End != 0 {
+			k.use.recall.called = backend.Window{}
 			k.lease.Load().CancelOrder() // or a batch would bring back here what others wait for
 		}
 	case next.Probe:
@@ -88,22 +104,43 @@ func (f *Fetch) giveBack(surplus int64) {
 // state states the account and asks for nothing.
 func (f *Fetch) state(now int64) {
 	k := f.k
-	w, t := k.lease.Load(), k.terms.Load()
+	w, limit := k.lease.Load(), k.Limit()
 	q := &f.Req
-	*q = backend.SyncRequest{
-		Key: k.env.Stored(k.node.Key), Client: k.env.client(k.node.Tag),
-		Peers: int64(k.clients), Pace: k.use.demand().PerWindow(t.Limit), Leaving: k.idle(),
+	*q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: limit.Plain(), Runs: w.Alive(now)}
+	q.Begin, q.End = Period(*limit, time.Now())
+	q.Pace, q.Leaving = k.use.demand().PerWindow(*limit), k.idle()
+	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
+		q.Idle = k.free()
 	}
-	if t.Rolls {
-		q.Pace = k.use.demand().Pace(t.Limit, now, k.spent())
-	}
-	q.Limit, q.OpenLength, q.End, q.Next = t.openings(w, now)
-	if q.Idle = k.idleHere(q.Key); k.use != nil {
+	if k.use != nil {
 		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again
 	}
+	var of backend.Window
 	if w != nil {
-		k.account.State(q, w.Window, k.held())
+		of = w.Window
 	}
+	if !limit.Rolls {
+		k.account.State(q, of)
+		return
+	}
+	q.Pace = k.use.demand().Pace(*limit, now, k.spent())
+	f.Rolls = new(backend.SyncRequest)
+	if w != nil {
+		k.account.Rolls.State(f.Rolls, of, k.held())
+	}
+	q.Window = of
+}
+
+// Rolling returns the statement about a rolling limit, with what is asked for by now.
+func (f *Fetch) Rolling() backend.SyncRequest {
+	r, q := f.Rolls, &f.Req
+	r.Key, r.Client, r.Limit, r.Detached = q.Key, q.Client+"."+strconv.FormatInt(q.Life, 36), q.Limit, q.Detached
+	r.Want, r.Need, r.Least, r.Pace, r.Leaving, r.Exact, r.Waited = q.Want, q.Need, q.Least, q.Pace, q.Leaving, q.Exact, q.Waited
+	if r.Idle = q.Idle; q.Deaf {
+		r.Idle = -1
+	}
+	r.Peers = f.peers
+	return *r
 }
 
 // size writes into the statement how much to ask for. The store must grant all that the
@@ -141,7 +178,7 @@ func (f *Fetch) size(probe int64) {
 // small limit has batches only while one lasts.
 func (f *Fetch) goOn(s *situation) {
 	q := &f.Req
-	if f.Cause == next.Probe || !s.guided() || q.Idle < 0 || s.limit.Rolls || !s.lease.Alive(s.now) {
+	if f.Cause == next.Probe || !s.guided() || q.Deaf || s.limit.Rolls || !s.lease.Alive(s.now) {
 		return
 	}
 	q.Run = s.demand.Run()
@@ -156,29 +193,32 @@ func (f *Fetch) goOn(s *situation) {
 }
 
 // relimit writes the statement anew for a limit that has changed since.
-func (f *Fetch) relimit(now int64) {
-	q, t := &f.Req, f.k.terms.Load()
-	q.Limit, q.OpenLength, q.End, q.Next = t.openings(f.k.lease.Load(), now)
+func (f *Fetch) relimit() {
+	k, q := f.k, &f.Req
+	if k.parted { // what it brought would only have to go back
+		q.Want, q.Need, q.Least, q.Leaving = 0, 0, 0, true
+		return
+	}
+	q.Limit = k.Limit().Plain()
 	most := q.Limit.Tokens
 	q.Want, q.Need, q.Least, q.Pace, q.Run = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most), min(q.Run, most)
-	if t.plan != Counted { // what it brought would only have to go back
-		q.Want, q.Need, q.Least = 0, 0, 0
-	}
 }
 
 // Begin brings the statement up to date, immediately before it is sent. It may ask for the
-// key's limit, and returns the error of that. A key whose limit is of another kind by now still
-// leaves, under the old one; otherwise it would stay in memory for good.
+// key's limit, and returns the error of that.
 func (f *Fetch) Begin() error {
 	if f.k.env.Varies() {
 		f.bound(slots.Unused)
-		if _, err := f.k.AskLimit(f); err != nil && !(f.Req.Leaving && errors.Is(err, ErrConflict)) { // it may block or panic
+		if _, err := f.k.AskLimit(f); err != nil && !f.Req.Leaving { // it may block or panic
 			return err
 		}
 	}
 	f.bound(slots.Failed)
 	return nil
 }
+
+// Correct moves the statement to the calendar's period by the store's clock, Unix us.
+func (f *Fetch) Correct(now int64) { f.Req.Begin, f.Req.End = Period(f.Req.Limit, time.UnixMicro(now)) }
 
 // Trip is how the call of a fetch has ended.
 type Trip struct {
@@ -189,7 +229,7 @@ type Trip struct {
 
 // End applies the reply to f, or the error of its call, and serves the line. It returns the
 // error of f, and whether a caller has got it.
-func (f *Fetch) End(c Trip, reply backend.SyncReply, err error) (_ error, received bool) {
+func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 	k := f.k
 	var idle bool
 	k.event(func(now int64) effect {
@@ -198,20 +238,19 @@ func (f *Fetch) End(c Trip, reply backend.SyncReply, err error) (_ error, receiv
 		case err != nil:
 			received = f.failed(now, err) > 0
 		case k.phase == phaseRetired:
-			k.env.Counts.Move(account.Moved{Taken: reply.Grant, Expired: reply.Grant})
-		case reply.Conflict && !k.adopts(reply.State, reply.Clients, c.Sent):
-			err = ErrConflict
-			k.conflict(reply.State, now)
-			received = f.failed(now, err) > 0
+			k.env.Counts.Expire(reply.Grant)
+		case reply.Void: // a copy of this statement was there before; the next one states the account again
+			k.replyLost = true
+			f.countUnserved(now)
 		default:
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.awaits(c, reply, now)
 			f.apply(reply, waits, c.Sent, now)
-			if w := k.lease.Load(); w.Doubted() { // a Reset has overtaken the reply
-				waits = true
+			if w := k.lease.Load(); w != nil && w.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(w, now)
 			}
-			k.serve(now, !waits && k.terms.Load().Tokens <= f.Req.Limit.Tokens)
+			waits = waits || k.lease.Load().Doubted()
+			k.serve(now, !waits && k.Limit().Tokens <= f.Req.Limit.Tokens)
 			if !waits {
 				f.countUnserved(now)
 			}
@@ -238,7 +277,7 @@ func (f *Fetch) failed(now int64, err error) (answered int) {
 	u, longest := k.usage(), LongestPause
 	u.failedAt, u.rejected = now, !Outage(err)
 	if u.rejected { // no circuit spares the store the calls of all other keys
-		longest = min(max(longest, k.terms.Load().Window/chargePart), time.Minute)
+		longest = min(max(longest, k.Limit().Window/chargePart), time.Minute)
 	}
 	u.backOff(now, longest)
 	return k.answer(last, now, err)
@@ -262,42 +301,26 @@ func (f *Fetch) countUnserved(now int64) {
 	f.k.answer(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow})
 }
 
-// apply applies the reply to f. The reply is one of three: the open window has another
-// length, and nothing has changed; figures of a window that the key has left meanwhile; or,
-// nearly always, the account as the store has it, and a grant.
-func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
+// apply applies the reply to f: the account as the store has it, and a grant.
+func (f *Fetch) apply(r Reply, waits bool, sent, now int64) {
 	k := f.k
-	k.env.Counts.Reasserted.Add(r.Reasserted)
-	if f.Req.Leaving && !r.Conflict {
-		if k.replyLost = false; k.phase == phaseLeaving {
-			k.enter(phaseLeft)
-		}
+	if k.replyLost = false; f.Req.Leaving && k.phase == phaseLeaving && !k.account.Outstanding() {
+		k.enter(phaseLeft)
 	}
 	if u := k.use; u != nil {
 		u.backoff, u.pause, u.rejected, u.replied = 0, 0, false, now
 	}
-	if r.Conflict {
-		k.read(r.State, r.Length, sent, now)
+	w := f.book(k.lease.Load(), r, sent, now)
+	if w == nil { // nothing is charged, and so no window is open
 		return
 	}
-	w := k.lease.Load()
-	if w != nil && w.Window != f.Req.Window && !f.Req.Limit.Rolls { // left meanwhile: the store will hand the grant over again
-		k.replyLost = true
-		k.usage().failedAt = now
-		return
-	}
-	k.env.Counts.Recovered.Add(r.Recovered)
-	w = f.book(w, r, sent, now)
-	if k.found(r.Window, now); w == nil { // nothing is charged, and so no window is open
-		return
-	}
-	k.use.demand().Got(r.Grant, f.Req.Limit.Tokens-r.Remaining-r.Grant-f.Req.Used)
+	k.use.demand().Got(r.Grant, r.Used-r.Grant-f.Req.Used)
 	if k.use != nil && k.use.charge != 0 { // debt settled during the fetch can wait, too
 		k.use.charge = k.chargeAt(w, now)
 	}
 	k.clients = max(k.reported, k.clients)
 	denied := !waits && f.showsDenial(r, w)
-	w.Apply(r.State, Rolling(k.terms.Load().Limit), sent, now)
+	w.Apply(r.State, Rolling(*k.Limit()), sent, now)
 	k.queue.reserved += w.Reserve() + r.Grant
 	f.believes(r)
 	f.forecast(r, w, denied, now)
@@ -306,51 +329,59 @@ func (f *Fetch) apply(r backend.SyncReply, waits bool, sent, now int64) {
 // showsDenial reports whether r shows that the store has too little for some caller: it has
 // nothing, too little for the first one that f was made for, or no more than when a caller
 // was refused. The reading is newer than the denial, unless the limit was raised since.
-func (f *Fetch) showsDenial(r backend.SyncReply, w *lease.Lease) bool {
+func (f *Fetch) showsDenial(r Reply, w *lease.Lease) bool {
 	k := f.k
 	none := r.Remaining == 0 || r.Grant < f.Req.Least || k.deniedUntil != 0 && r.Remaining <= w.Remaining()
-	return none && f.Req.Limit.Tokens >= k.terms.Load().Tokens
+	return none && f.Req.Limit.Tokens >= k.Limit().Tokens
 }
 
 // book applies the reply to the account, and enters the reply's window. Tokens held in the
 // window before have expired, unless the store has carried them over. Debt that the store
-// has charged is no burst of demand, because it was used over the whole outage.
-func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *lease.Lease {
+// has charged is no burst of demand.
+func (f *Fetch) book(w *lease.Lease, r Reply, sent, now int64) *lease.Lease {
 	k := f.k
 	var held int64
 	spent := k.spent()
-	same := account.Same(f.Req, r)
-	slides := w != nil && same && f.Req.Limit.Rolls
-	moved := !slides && (w == nil && r.Window != 0 || w != nil && (w.Window != r.Window || !same))
+	kept, moved := f.keeps(r), r.Window.End != 0
+	slides := w != nil && kept && r.Rolls != nil
+	if w != nil {
+		moved = !slides && w.Window != r.Window
+	}
 	if moved {
-		held = k.drain()
-		if !same {
+		if held = k.drain(); !kept {
 			k.settleLater(held)
 		}
-		if p := k.fallback; same && w != nil && p != nil && p.home == w.Window {
-			p.home = r.Window
-		}
 	}
-	m := k.account.Apply(f.Req, r, held)
+	m := f.charge(r, held)
 	k.env.Counts.Move(m)
 	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-r.Grant)
 	if moved {
-		if r.Window != 0 {
-			k.replace(k.terms.Load().opened(k.lengthOf(r.State, f.Req.Limit.Window, r.Clients, sent)))
-		}
-		w = k.enterWindow(r.Window, spent, now)
-		if w != nil && same {
+		if w = k.enterWindow(r.Window, spent, now); w != nil && kept {
 			k.queue.reserved += held
 		}
 	}
 	if slides {
 		w = k.slide(w, r)
 	}
-	if k.fallback != nil {
-		k.use.demand().Skip(m.Taken - r.Grant)
-	}
+	k.use.demand().Skip(m.Taken - r.Grant)
 	k.reported = uint16(min(r.Clients, math.MaxUint16)) // not before enterWindow, which keeps the last window's count
 	return w
+}
+
+// keeps reports whether what the key holds belongs to the reply's window.
+func (f *Fetch) keeps(r Reply) bool {
+	if r.Rolls != nil {
+		return r.Rolls.Account == f.Rolls.Account
+	}
+	return account.Keeps(&f.Req, &r.Reply)
+}
+
+// charge applies the reply to the account.
+func (f *Fetch) charge(r Reply, held int64) account.Moved {
+	if r.Rolls != nil {
+		return f.k.account.Rolls.Apply(*f.Rolls, *r.Rolls, held)
+	}
+	return f.k.account.Apply(&f.Req, &r.Reply, held)
 }
 
 // fewUses is how many tokens of a key's first batch are used before the key counts as one in
@@ -358,8 +389,8 @@ func (f *Fetch) book(w *lease.Lease, r backend.SyncReply, sent, now int64) *leas
 const fewUses = 3
 
 // forecast derives from a reply what to expect of the rest of the window.
-func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now int64) {
-	k, limit := f.k, f.k.terms.Load().Limit
+func (f *Fetch) forecast(r Reply, w *lease.Lease, denied bool, now int64) {
+	k, limit := f.k, *f.k.Limit()
 	if r.Lasted > 0 {
 		k.usage()
 	}
@@ -374,10 +405,10 @@ func (f *Fetch) forecast(r backend.SyncReply, w *lease.Lease, denied bool, now i
 	// If the store grants only what is needed, the limit is too small for batches. If it grants less
 	// than half of the smallest batch, the limit runs out, and a caller may never come for the next.
 	s, worth := k.situation(now), f.Req.Need+1
-	if f.Req.Idle >= 0 {
+	if !f.Req.Deaf {
 		worth = max(worth, s.floor()/2)
 	}
-	small := s.small || r.Learning || r.Grant < min(f.Req.Want, worth)
+	small := s.small || r.Grant < min(f.Req.Want, worth)
 	reorder := int64(-1)
 	if s.ahead() && s.expects() && !small && !denied && w.Remaining() > 0 {
 		if reorder = s.reorder(); k.use == nil {

@@ -9,8 +9,6 @@
 package key
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,8 +32,8 @@ type Key struct {
 	// The fields that the hot path reads come first, in one cache line.
 	lease    atomic.Pointer[lease.Lease]
 	env      *Env
-	terms    atomic.Pointer[Terms] // the limit, which may change
-	refusals atomic.Int64          // requests refused
+	limit    atomic.Pointer[backend.Limit] // which may change its tokens
+	refusals atomic.Int64                  // requests refused
 	node     *node
 
 	shard *Shard
@@ -53,6 +51,8 @@ type Key struct {
 	clients     uint16 // that share the key: the larger count of this window and the last
 	reported    uint16 // clients in the store's last reply
 	phase       phase
+	parted      bool  // it has left its counter, and is not in the table any more
+	orphan      bool  // it found no room among the leavers
 	short       bool  // the limit will run out before the window ends, by the last reading
 	inLine      uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
 	replyLost   bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
@@ -93,7 +93,7 @@ func (k *Key) inWindow(p phase) {
 // comeBack keeps the key in memory, because a caller has come.
 func (k *Key) comeBack() {
 	switch {
-	case k.phase != phaseLeaving && k.phase != phaseLeft:
+	case k.parted || k.phase != phaseLeaving && k.phase != phaseLeft:
 	case k.lease.Load() == nil:
 		k.enter(phaseCold)
 	case k.deniedUntil != 0:
@@ -120,15 +120,13 @@ func (k *Key) allow() {
 	}
 }
 
-// init makes the key of node n, on that shard. No earlier state of the key has the node's
-// Tag, which names the account in the store.
+// init makes the key of node n, on that shard.
 func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, s
-	n.Tag = e.Epoch.Load()
-	k.terms.Store(&e.terms)
-	if limit != e.Limit { // or a calendar's window has another length
-		k.terms.Store(&Terms{Limit: limit})
+	k.account.Begin(e.lives.Add(1), limit.Rolls)
+	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
+		k.limit.Store(&limit)
 	}
 }
 
@@ -160,9 +158,13 @@ func keyOf(n *node) *Key {
 	return &n.State
 }
 
-// All calls yield with every key in memory, and holds no lock meanwhile.
+// All calls yield with every key in memory, also those that leave their counter, and holds no lock meanwhile.
 func (e *Env) All(yield func(*Key) bool) {
-	e.Table.All(func(n *node) bool { return yield(&n.State) })
+	more := true
+	e.Table.All(func(n *node) bool { more = yield(&n.State); return more })
+	if more {
+		e.leavers.all(yield)
+	}
 }
 
 // Figures are what a key has done since it came into memory.
@@ -171,8 +173,9 @@ type Figures struct {
 	Denied    int64          // requests refused
 	Held      int64          // tokens to be spent
 	Returning int64          // tokens on their way back to the store
-	Owed      int64          // tokens that the store must still charge
-	Window    backend.Window // whose tokens may be spent now, or 0
+	Debt      int64          // tokens settled that the store must still charge
+	Window    backend.Window // whose tokens may be spent now, or none
+	Parted    bool           // the key has left this counter
 	Exhausted bool           // the store has too little for some requests, which are refused from memory
 }
 
@@ -182,12 +185,12 @@ func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		f = Figures{
-			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Owed: k.owed(), Exhausted: k.deniedUntil != 0,
+			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Debt: k.account.Unpaid(), Exhausted: k.deniedUntil != 0,
 		}
 		if w.Alive(now) {
 			f.Window = w.Window
 		}
-		ok = k.phase != phaseRetired
+		f.Parted, ok = k.parted, k.phase != phaseRetired
 		return unchanged
 	})
 	return f, ok
@@ -202,8 +205,8 @@ func (k *Key) Of(e *Env) bool { return k.env == e }
 // Lease returns the lease from which requests are served, or nil.
 func (k *Key) Lease() *lease.Lease { return k.lease.Load() }
 
-// Terms returns the key's limit.
-func (k *Key) Terms() *Terms { return k.terms.Load() }
+// Limit returns the key's limit.
+func (k *Key) Limit() *backend.Limit { return k.limit.Load() }
 
 // Refused counts a request that was refused from memory.
 func (k *Key) Refused() { k.refusals.Add(1) }
@@ -242,7 +245,7 @@ func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
 // falls to the point.
 func (k *Key) setReorder(w *lease.Lease, point int64) {
 	w.SetReorder(point)
-	if point > 0 && k.use.demand().Regular(k.terms.Load().Window) && k.held()-k.queue.callers().Tokens() <= point {
+	if point > 0 && k.use.demand().Regular(k.Limit().Window) && k.held()-k.queue.callers().Tokens() <= point {
 		w.Order()
 	}
 }
@@ -282,11 +285,10 @@ func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
 // advance ends every event: it serves the line, asks package next what to do, and orders
 // that fetch or sets the timer for the next look.
 func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
-	if k.terms.Load().plan != Counted { // tokens at hand go back, and nobody is served or refused from them
+	if k.parted { // all that is at hand goes back, because handles still spend
 		k.allow()
 		w := k.lease.Load()
-		w.CancelOrder()
-		if w.Alive(now) && k.held() > 0 {
+		if w.CancelOrder(); !w.Over(now) && k.held() > 0 {
 			k.account.Return(k.drain())
 		}
 	}
@@ -298,7 +300,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 	facts := k.facts(now, did)
 	if k.use != nil || k.idle() {
 		facts.Surplus, facts.Look = k.surplus(now)
-		facts.Called = k.use != nil && k.use.recall.called != 0
+		facts.Called = k.use != nil && k.use.recall.called.End != 0
 	}
 	why, at := next.Step(facts)
 	for why != next.None && !k.takeSlot(&slot, facts.Class(why), facts.Open) {
@@ -370,9 +372,6 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	if u != nil {
 		f.Backoff, f.Rejected, f.Spread, f.Recall = u.backoff, u.rejected, u.spread, u.recall.again
 	}
-	if k.fallback.waiting() > 0 {
-		f.Charge = 1 // at once
-	}
 	if w == nil {
 		return f
 	}
@@ -380,23 +379,23 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive
-	if f.Charge == 0 && k.keeps(w, now) && (k.account.Unpaid() > 0 || k.account.Refunding()) {
+	if k.keeps(w, now) && (k.account.Unpaid() > 0 || k.refunding()) {
 		f.Charge = 1
 		if u != nil {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !k.account.Refunding()
+	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !k.refunding()
 	f.Low = w.OrderDue() && w.Remaining() > 0
 	if u == nil || k.idle() || k.env.Direct {
 		return f
 	}
-	window := k.terms.Load().Window
+	window := k.Limit().Window
 	f.Regular = k.env.ahead() && u.Regular(window) && !k.small()
 	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
-	if k.terms.Load().Rolls {
+	if k.Limit().Rolls {
 		if k.refreshRolling(&f, w); f.Over < now {
 			f.Used = false
 		}
@@ -418,6 +417,10 @@ func (k *Key) drain() int64 { return k.lease.Load().Drain() + k.queue.unreserve(
 // spent is how many tokens requests have used so far.
 func (k *Key) spent() int64 { return k.account.Spent(k.held()) }
 
+// refunding reports whether all returned tokens that the store has not confirmed are refunds of a
+// rolling limit, which can wait for another statement.
+func (k *Key) refunding() bool { return k.account.Rolls != nil && k.account.Rolls.Refunding() }
+
 // expire counts tokens and debt whose window is over, and pending debt whose period is.
 // While a fetch is in flight its reply decides.
 func (k *Key) expire(now int64) {
@@ -425,58 +428,38 @@ func (k *Key) expire(now int64) {
 		k.env.Counts.Move(k.account.Expire(k.drain()))
 		k.env.Counts.Move(k.account.ExpireDebt())
 	}
-	if t := k.terms.Load(); t.Rolls && k.deniedUntil != 0 && now >= k.deniedUntil { // some tokens count no more
+	if t := k.Limit(); t.Rolls && k.deniedUntil != 0 && now >= k.deniedUntil { // some tokens count no more
 		k.allow()
 		k.lease.Load().Note(backend.State{Remaining: 1}, now)
 	}
-	if k.fallback.waiting() > 0 && time.Now().After(k.fallback.debtor.Time()) {
-		k.found(0, now)
-	}
 }
-
-// clockDifference is how much the wall clocks of the store and this process may differ.
-const clockDifference = time.Minute
 
 // overFor reports whether what the key holds, and owes, of w is surely void.
 func (k *Key) overFor(w *lease.Lease, now int64) bool {
-	if w.Guessed() {
-		now -= int64(clockDifference)
-	}
 	return w != nil && w.Over(now) && !k.queue.inFlight()
 }
 
-// enterWindow makes window the current one; 0 is no window. The account has left the one
+// enterWindow makes window the current one; the zero Window is none. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease {
 	k.short, k.deniedUntil, k.clients = false, 0, k.reported
-	if f := k.fallback; f != nil && f.pending == 0 && f.home != window { // a later window may have the same name
-		if f.debtor, f.home, f.declared = 0, 0, 0; now > f.end {
-			k.fallback = nil
-		}
+	if f := k.fallback; f != nil && now > f.end {
+		k.fallback = nil
 	}
 	if u := k.use; u != nil {
-		length := k.terms.Load().Window
+		length := k.Limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.opened(length, spent, k.refusals.Load())
 	}
 	var w *lease.Lease
-	if window == 0 {
+	if window.End == 0 {
 		k.inWindow(phaseCold)
 	} else {
-		if w = lease.New(window); k.use != nil && slices.Contains(k.use.voided[:], window) {
-			w.Doubt(now)
-		}
+		w = lease.New(window)
 		k.inWindow(phaseOpen)
 	}
 	k.lease.Store(w)
 	return w
-}
-
-// switchWindow is enterWindow if no reply has said anything of the account.
-func (k *Key) switchWindow(window backend.Window, now int64) *lease.Lease {
-	spent := k.spent()
-	k.leaveWindow()
-	return k.enterWindow(window, spent, now)
 }
 
 // leaveWindow ends the account of the key's window, if no reply does that.
@@ -489,51 +472,6 @@ func (k *Key) leaveWindow() {
 // settleLater records that requests which were charged in the window that the key leaves,
 // holding held, may still be settled.
 func (k *Key) settleLater(held int64) { k.env.Counts.Left.Add(k.account.Used(held)) }
-
-// read applies a reading that came without the account, and enters its window, of that
-// length.
-func (k *Key) read(s backend.State, length time.Duration, sent, now int64) {
-	if k.replace(k.terms.Load().opened(length)); k.phase == phaseRetired || s.Window == 0 {
-		return
-	}
-	w := k.lease.Load()
-	if w == nil || w.Window != s.Window {
-		w = k.switchWindow(s.Window, now)
-	}
-	w.Apply(s, Rolling(k.terms.Load().Limit), sent, now)
-	k.found(s.Window, now)
-}
-
-// adopts reports whether the key's limit may count in an open window of another length,
-// which s has. The key's own length is known since its first fetch.
-func (k *Key) adopts(s backend.State, others, sent int64) bool {
-	t := k.terms.Load()
-	return t.adopts(s, k.env.ByKey || others == 0, cmp.Or(t.since, k.firstFetch, sent), sent)
-}
-
-// lengthOf is the length of the window of s, which the key enters by a request of a limit
-// with the length stated. A window of another length may be one more of the length that the
-// window before had, of a process that goes on with it. Then it is the limit's own length: the
-// next request states no other, and finds the conflict.
-func (k *Key) lengthOf(s backend.State, stated time.Duration, others, sent int64) time.Duration {
-	switch {
-	case s.Length == 0:
-		return stated
-	case k.adopts(s, others, sent):
-		return s.Length
-	}
-	return k.terms.Load().own()
-}
-
-// conflict remembers that the open window belongs to a limit of another length, until it
-// ends or it is this process' turn to ask again.
-func (k *Key) conflict(s backend.State, now int64) {
-	pause := min(cmp.Or(s.Length, k.terms.Load().own())/askTimes, LongestPause)
-	if s.Left > 0 {
-		pause = min(pause, s.Left)
-	}
-	k.usage().conflict = now + int64(pause)
-}
 
 // findShard looks up the shard that the key is on now.
 func (k *Key) findShard() {

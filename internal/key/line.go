@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/waiters"
@@ -74,9 +75,8 @@ func (k *Key) queued() *queue {
 // a direct call.
 func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 	w, v := k.decide(ctx, n, stay, !k.env.ByKey)
-	var limit backend.Limit // as asked for in this call, if so
 	if v.Next == askLimit {
-		if limit, v.Err = k.AskLimit(nil); v.Err != nil {
+		if _, v.Err = k.AskLimit(nil); v.Err != nil {
 			return Verdict{Err: v.Err}
 		}
 		w, v = k.decide(ctx, n, stay, true)
@@ -85,11 +85,10 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 	case wait:
 		v = k.await(ctx, w)
 	case Call:
-		if limit, v.Err = k.AskLimit(nil); v.Err != nil {
+		if _, v.Err = k.AskLimit(nil); v.Err != nil {
 			return Verdict{Err: v.Err}
 		}
 	}
-	v.Limit = limit
 	return v
 }
 
@@ -98,11 +97,11 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 func (k *Key) Expect(n int64) {
 	k.event(func(now int64) effect {
 		k.findShard()
-		t, w := k.terms.Load(), k.lease.Load()
+		t, w := k.Limit(), k.lease.Load()
 		switch {
-		case k.phase == phaseRetired || k.queue.inFlight() || t.plan != Counted || n > t.Tokens || k.shard.Open():
+		case k.phase == phaseRetired || k.parted || k.queue.inFlight() || n > t.Tokens || k.shard.Open():
 			return unchanged
-		case w.Alive(now) && (w.Stock() >= n || k.deniedUntil != 0) || k.use != nil && now < k.use.conflict:
+		case w.Alive(now) && (w.Stock() >= n || k.deniedUntil != 0):
 			return unchanged
 		}
 		k.comeBack()
@@ -114,21 +113,18 @@ func (k *Key) Expect(n int64) {
 // Unless the limit is known to be the present one, decide may want it to be asked for first.
 func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
 	k.event(func(now int64) (did effect) {
-		t := k.terms.Load()
+		t := k.Limit()
 		stay := stay && !t.Shadow // nobody waits for a limit in shadow
 		switch {
 		case k.env.Closed.Load():
 			v.Err = ErrClosed
 			return unchanged
-		case k.phase == phaseRetired:
+		case k.phase == phaseRetired || k.parted:
 			v.Next = StartOver
 			return unchanged
 		case !present && k.old(n, now):
 			v.Next = askLimit
 			return changed
-		case t.plan != Counted:
-			v.Next = Special
-			return unchanged
 		case n > t.Tokens:
 			v = k.tooMuch(now)
 			return unchanged
@@ -141,18 +137,11 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		}
 		if k.shard.Open() {
 			if v, decided = k.policy(n, stay, now, k.shard.OpenError()); decided {
-				if v.Answer.Allowed && k.owed() == n { // the first debt: look again even without traffic, because it must be charged
-					return changed
-				}
 				return unchanged
 			}
 		}
-		if k.use != nil && now < k.use.conflict {
-			v.Err = ErrConflict
-			return unchanged
-		}
 		k.env.Counts.Waited.Add(1)
-		if k.direct(now) && !stay && k.owed() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
+		if k.rollsAlone(now) && !stay && k.account.Unpaid() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
 			v.Next = Call
 			return unchanged
 		}
@@ -183,7 +172,7 @@ func (k *Key) fromMemory(n int64, stay bool, now int64) (a Answer, did effect, d
 		return a, unchanged, false
 	}
 	if now >= k.deniedUntil && !k.queue.inFlight() && !k.shard.Open() {
-		k.deniedUntil = now + int64(k.terms.Load().Window)/askTimes
+		k.deniedUntil = now + int64(k.Limit().Window)/askTimes
 		did = effect{changed: true, probe: n}
 	}
 	k.refusals.Add(1)
@@ -243,11 +232,14 @@ func (k *Key) cancel(w *waiter) {
 			k.queue.line.Remove(w)
 			return changed
 		case paid == nil: // if it was admitted without the store
-			did, _ := k.refundFallback(chargeOf(w.Outcome.Answer), n)
-			return did
+			if c := chargeOf(w.Outcome.Answer); c.Tokens > 0 {
+				k.fallback.takeBack(c, n)
+				k.env.Counts.RefundLeft(n)
+			}
+			return unchanged
 		}
 		k.env.Counts.Extra.Add(k.node.Hash, 1)
-		if k.terms.Load().Rolls && k.phase != phaseRetired {
+		if k.Limit().Rolls && k.phase != phaseRetired {
 			did, ok := k.refundRolling(paid.Window, n, now)
 			if !ok { // they count no more
 				k.env.Counts.Refunded.Add(n)
@@ -270,7 +262,7 @@ func (k *Key) cancel(w *waiter) {
 // putBack puts n tokens back into the stock of w or, if nobody may spend from it, on
 // their way to the store.
 func (k *Key) putBack(w *lease.Lease, n int64) {
-	if k.terms.Load().plan != Counted {
+	if k.parted {
 		k.account.Return(n)
 		return
 	}
@@ -295,7 +287,7 @@ func (k *Key) serve(now int64, fresh bool) {
 		k.queue.reserved += w.Reserve()
 		hand = k.queue.reserved
 		if fresh || k.deniedUntil != 0 && now < k.deniedUntil {
-			t := k.terms.Load()
+			t := k.Limit()
 			left, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(t.Window), Tokens: t.Tokens}
 		}
 	}
@@ -318,17 +310,25 @@ func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (
 	switch v {
 	case waiters.Grant:
 		k.queue.reserved -= c.N
-		o.Answer, o.lease = k.admit(w, c.N, k.queue.reserved, Fetched), w
+		o.Answer, o.lease = k.admit(w, c.N, k.queue.reserved, k.source(c.N)), w
 		k.queue.unserved = 0
 	case waiters.Refuse:
 		k.refusals.Add(1)
-		o.Answer = k.refuse(w, now, Fetched)
+		o.Answer = k.refuse(w, now, k.source(c.N))
 		o.Answer.Remaining = min(o.Answer.Remaining+k.queue.reserved, o.Answer.Limit)
 		k.queue.unserved = 0
 	case waiters.Miss:
 		o.Err = ErrDeadline
 	}
 	return o
+}
+
+// source is where the decision on a request for n tokens came from that stood in line.
+func (k *Key) source(n int64) Source {
+	if e := k.env; e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
+		return Direct
+	}
+	return Fetched
 }
 
 // deny caches the denial until it is this process' turn to probe, or the window ends. Turns
@@ -340,9 +340,9 @@ func (k *Key) deny(w *lease.Lease, now int64) {
 		u.observe(k, now)
 		u.Exhausted(now)
 	}
-	window := k.terms.Load().Window
+	window := k.Limit().Window
 	turn := chance.Interval(window/askTimes).Seconds() * float64(max(k.clients, 1))
-	if k.deniedUntil = w.LatestEnd(); k.terms.Load().Rolls { // some come back before, and nobody tells of that
+	if k.deniedUntil = w.LatestEnd(); k.Limit().Rolls { // some come back before, and nobody tells of that
 		k.deniedUntil = now + int64(w.RetryAfter(now))
 	} else if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
 		k.deniedUntil = now + int64(turn*float64(time.Second))

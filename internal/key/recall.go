@@ -1,7 +1,6 @@
 package key
 
 import (
-	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -20,18 +19,18 @@ const smallPart = 5
 // make direct calls, so that each token counts from when it is spent.
 const smallRolling = 30
 
-// direct reports whether a request that memory cannot answer makes a call of its own. Once a
-// window it stands in line nevertheless, if the limit is a small rolling one, to learn how many
+// rollsAlone reports whether a request that memory cannot answer makes a call of its own, because the limit is a rolling one and
+// small, or WithDirect. Once a window it stands in line nevertheless, if the limit is small, to learn how many
 // processes share it.
-func (k *Key) direct(now int64) bool {
-	t := k.terms.Load()
-	return k.env.Direct || t.Rolls && k.small() && k.use != nil && now-k.use.replied < int64(t.Window)
+func (k *Key) rollsAlone(now int64) bool {
+	t := k.Limit()
+	return t.Rolls && (k.env.Direct || k.small() && k.use != nil && now-k.use.replied < int64(t.Window))
 }
 
 // small reports whether the limit is so small that a batch would be most of a process' part.
 // Then the store grants what callers wait for, and nothing is ordered ahead.
 func (k *Key) small() bool {
-	t := k.terms.Load()
+	t := k.Limit()
 	part := smallPart * k.use.demand().Size()
 	if t.Rolls {
 		part = smallRolling
@@ -58,20 +57,12 @@ const maxAsked = 2
 // what it will use soon makes refusals elsewhere untrue if its callers have moved on.
 func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) }
 
-// idleHere is what a statement says of idle tokens.
-func (k *Key) idleHere(stored string) int64 {
-	if !k.env.Caller.Hears(stored) {
-		return -1
-	}
-	return k.free()
-}
-
 // believes records what the store believes idle here, after the reply r.
-func (f *Fetch) believes(r backend.SyncReply) {
+func (f *Fetch) believes(r Reply) {
 	k := f.k
 	known := f.Req.Idle + max(r.Grant-f.Req.Need, 0)
 	switch {
-	case f.Req.Idle < 0:
+	case f.Req.Deaf:
 		known = -1
 	case f.Req.Leaving:
 		known = 0
@@ -94,7 +85,7 @@ func (k *Key) Heard() {
 			r.known = -1
 		case r.known < 0:
 			if r.known = 0; k.short {
-				r.unknown = now - int64(k.terms.Load().Window) // for long
+				r.unknown = now - int64(k.Limit().Window) // for long
 			}
 			k.allow() // the same elsewhere may have brought some back
 			return changed
@@ -113,24 +104,14 @@ func (k *Key) Hear(m backend.Message) {
 		w := k.lease.Load()
 		current := w != nil && w.Window == m.Window
 		switch {
-		case k.phase == phaseRetired:
-		case m.Kind == backend.Voided && k.terms.Load().Rolls:
-			if w != nil {
-				return k.void(w, now)
-			}
+		case k.phase == phaseRetired || m.Counter != k.Limit().Counter():
 		case m.Kind == backend.Voided:
-			u := k.usage() // a call in flight may still name the window
-			if slices.Contains(u.voided[:], m.Window) {
-				return unchanged // another message would void the reply that the first one has caused
-			}
-			if u.voided = [2]backend.Window{m.Window, u.voided[0]}; current {
-				return k.void(w, now)
-			}
-		case m.Kind == backend.Recall && (current || k.queue.inFlight() || w != nil && k.terms.Load().Rolls): // the reply may name that window
+			return k.voided(m.Window, now)
+		case m.Kind == backend.Recall && (current || k.queue.inFlight() || w != nil && k.Limit().Rolls): // the reply may name that window
 			k.usage().recall.called = m.Window
 			return changed
 		case !current:
-		case m.Kind == backend.Exhausted && k.terms.Load().Tokens <= m.Limit && !k.queue.inFlight():
+		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && !k.queue.inFlight():
 			w.AddRemaining(-w.Remaining())
 			k.deny(w, now)
 			k.deniedUntil = min(now+toldTimes*(k.deniedUntil-now), w.LatestEnd())
@@ -146,6 +127,19 @@ func (k *Key) Hear(m backend.Message) {
 	})
 }
 
+// voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
+// may still name it.
+func (k *Key) voided(of backend.Window, now int64) effect {
+	w, rolls := k.lease.Load(), k.Limit().Rolls
+	if k.queue.inFlight() && !rolls {
+		k.queue.fetch.void = max(k.queue.fetch.void, of.Gen+1)
+	}
+	if w == nil || w.Window.Gen > of.Gen && !rolls {
+		return unchanged
+	}
+	return k.void(w, now)
+}
+
 // void ends what is known of w, which a Reset has voided: nothing of it is spent, refused or
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
 // window, so that a false message does no harm.
@@ -158,12 +152,12 @@ func (k *Key) void(w *lease.Lease, now int64) effect {
 
 // awaits reports whether the callers in line that r does not serve may get tokens that the
 // store calls back from others, and sets the time to ask for them.
-func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
+func (f *Fetch) awaits(c Trip, r Reply, now int64) bool {
 	k := f.k
 	if r.Called == 0 && r.Idle == 0 || r.Grant >= f.Req.Need && r.Remaining > 0 && f.serves(r) {
 		if k.use != nil {
 			u := &k.use.recall
-			u.asked, u.again, u.missed = 0, 0, 0
+			u.asked, u.again, u.missed = 0, 0, backend.Window{}
 		}
 		return false
 	}
@@ -178,7 +172,7 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		return true
 	}
 	most := int8(maxAsked)
-	if k.env.Direct { // its callers have waited for a call already
+	if k.env.Direct && k.Limit().Rolls { // its callers have waited for a call already
 		most--
 	}
 	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // as the reply was sent, those who did not answer were called again
@@ -188,14 +182,14 @@ func (f *Fetch) awaits(c Trip, r backend.SyncReply, now int64) bool {
 		u.again = now + int64(k.patience(c))<<max(u.asked-maxAsked-1, 0)
 	}
 	if u.asked > most {
-		u.missed = 0
+		u.missed = backend.Window{}
 	}
 	return u.asked <= most
 }
 
 // serves reports whether the store has enough for the first caller in line that the tokens at
 // hand and those of r do not serve.
-func (f *Fetch) serves(r backend.SyncReply) bool {
+func (f *Fetch) serves(r Reply) bool {
 	hand := r.Grant
 	if r.Window == f.Req.Window {
 		hand += f.k.held()
@@ -205,7 +199,7 @@ func (f *Fetch) serves(r backend.SyncReply) bool {
 
 // inVain reports whether r brings less than callers need. Those who came during a prefetch that
 // gets nothing have asked by it.
-func (f *Fetch) inVain(r backend.SyncReply) bool {
+func (f *Fetch) inVain(r Reply) bool {
 	joined := f.Req.Want > 0 && r.Called > 0 && f.k.queue.line.Active() > 0
 	return r.Grant < f.Req.Need || r.Grant == 0 && joined
 }
@@ -226,8 +220,8 @@ const LeastPatience = 2 * time.Millisecond
 // After a direct call that statement decides, so it waits for a whole one.
 func (k *Key) patience(c Trip) time.Duration {
 	wait := max(time.Duration(c.End-c.Sent), LeastPatience)
-	if !k.env.Direct {
+	if !k.env.Direct || !k.Limit().Rolls {
 		wait = wait*3/4 - chance.Part(wait/4)
 	}
-	return min(wait, k.terms.Load().Window/askTimes, k.env.Timeout)
+	return min(wait, k.Limit().Window/askTimes, k.env.Timeout)
 }

@@ -17,12 +17,12 @@ func leaseTime(window time.Duration) time.Duration { return window * backend.Ahe
 
 // slide makes the lease one of the reply's window, in which the store counts what is unspent from
 // now on. After a window's length the estimate of the demand may be trusted.
-func (k *Key) slide(from *lease.Lease, r backend.SyncReply) *lease.Lease {
+func (k *Key) slide(from *lease.Lease, r Reply) *lease.Lease {
 	if from.Window == r.Window {
 		return from
 	}
-	window := k.terms.Load().Window
-	if at := int64(r.Window)*1000 - r.Left.Microseconds(); k.use != nil && at-r.Account > window.Microseconds() {
+	window := k.Limit().Window
+	if at := r.Window.End*1000 - r.Left.Microseconds(); k.use != nil && at-r.Rolls.Account > window.Microseconds() {
 		k.use.Opened(window, k.spent(), k.refusals.Load())
 	}
 	to := from.Next(r.Window)
@@ -37,8 +37,8 @@ func (k *Key) slide(from *lease.Lease, r backend.SyncReply) *lease.Lease {
 
 // note records what was spent by now, so that it counts no longer than it must.
 func (k *Key) note(now int64) {
-	if t, w := k.terms.Load(), k.lease.Load(); t.Rolls && w.Alive(now) {
-		k.account.Note(backend.Slice(w.StoreClock(t.Window, now), t.Window), k.held())
+	if t, w := k.Limit(), k.lease.Load(); t.Rolls && w.Alive(now) {
+		k.account.Rolls.Note(backend.Slice(w.StoreClock(t.Window, now), t.Window), k.held())
 	}
 }
 
@@ -46,7 +46,7 @@ func (k *Key) note(now int64) {
 // noted later count for a slice longer, and a limit that is used up admits less. While more than half of the
 // limit is left, or if slices are very short, that is not worth a timer.
 func (k *Key) noteAt(now int64) int64 {
-	t, w := k.terms.Load(), k.lease.Load()
+	t, w := k.Limit(), k.lease.Load()
 	slice := int64(t.Window) / backend.Slices
 	if !t.Rolls || k.use == nil || !w.Alive(now) || k.held() == 0 || w.Remaining() > t.Tokens/2 || slice < shortestNoted {
 		return next.Never
@@ -64,7 +64,7 @@ const shortestNoted = int64(50 * time.Millisecond)
 // keeps reports whether what the key holds is not over. In the last moment of a fixed window it
 // is; tokens of a rolling limit can be carried over until they count no more.
 func (k *Key) keeps(w *lease.Lease, now int64) bool {
-	return w.Alive(now) || k.terms.Load().Rolls && !w.Over(now)
+	return w.Alive(now) || k.Limit().Rolls && !w.Over(now)
 }
 
 // refreshRolling sets the time to carry over what is unspent, before the lease ends. A key that will
@@ -79,7 +79,7 @@ func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
 	if soon == 0 {
 		return
 	}
-	at := w.Deadline() - int64(k.terms.Load().Window)/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
+	at := w.Deadline() - int64(k.Limit().Window)/(4*backend.Slices) - 2*int64(k.shard.Lead()) - f.Spread
 	if f.Low = f.Low || f.Now >= at && held < soon && w.Remaining() > 0; !f.Low {
 		f.Refresh = at
 	}
@@ -87,18 +87,18 @@ func (k *Key) refreshRolling(f *next.Facts, w *lease.Lease) {
 
 // soon is how many tokens are likely to be used here before a lease that begins now ends.
 func (k *Key) soon(now int64) int64 {
-	return k.use.demand().Pace(k.terms.Load().Limit, now, k.spent()) * backend.Ahead / backend.Slices
+	return k.use.demand().Pace(*k.Limit(), now, k.spent()) * backend.Ahead / backend.Slices
 }
 
 // refundRolling gives n tokens that were charged in window back to the store, with the next
 // statement. They may not be spent here again, because the store may count them in an earlier slice. It reports
 // whether they still count.
 func (k *Key) refundRolling(window backend.Window, n, now int64) (effect, bool) {
-	t, w := k.terms.Load(), k.lease.Load()
+	t, w := k.Limit(), k.lease.Load()
 	if w == nil {
 		return unchanged, false
 	}
-	over := w.LatestEnd() - int64(w.Window-window)*int64(time.Millisecond)
+	over := w.LatestEnd() - (w.Window.End-window.End)*int64(time.Millisecond)
 	if now > over-int64(t.Window)*backend.Refundable/backend.Slices {
 		return unchanged, false
 	}
@@ -111,7 +111,7 @@ func (k *Key) refundRolling(window backend.Window, n, now int64) (effect, bool) 
 		if !k.account.Outstanding() {
 			k.usage().charge = k.chargeAt(w, now)
 		}
-		k.account.GiveBack(back, window)
+		k.account.Rolls.GiveBack(back, window)
 	}
 	return changed, true
 }

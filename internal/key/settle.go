@@ -1,8 +1,6 @@
 package key
 
 import (
-	"time"
-
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
@@ -17,7 +15,7 @@ type Charge struct {
 }
 
 func chargeOf(a Answer) Charge {
-	return Charge{Tokens: a.Charged, Window: backend.Window(a.Reset.UnixMilli()), Fallback: a.Source == Fallback}
+	return Charge{Tokens: a.Charged, Window: a.Of, Fallback: a.Source == Fallback}
 }
 
 // Refund puts n tokens of c back into the stock if they came from there, after they have
@@ -29,12 +27,12 @@ func (k *Key) Refund(c Charge, n int64) {
 	k.event(func(now int64) (did effect) {
 		w := k.lease.Load()
 		switch {
+		case c.Fallback:
+			k.fallback.takeBack(c, n)
+			return unchanged
 		case k.phase == phaseRetired:
 			return unchanged
-		case c.Fallback:
-			did, ok = k.refundFallback(c, n)
-			return did
-		case k.terms.Load().Rolls:
+		case k.Limit().Rolls:
 			did, ok = k.refundRolling(c.Window, n, now)
 			return did
 		case w == nil || w.Window != c.Window:
@@ -44,11 +42,15 @@ func (k *Key) Refund(c Charge, n int64) {
 		return k.refund(w, n)
 	})
 	if !ok {
-		counts := &k.env.Counts
-		n = TakeUpTo(&counts.Left, n)
-		counts.Refunded.Add(n)
-		counts.Expired.Add(n)
+		k.env.Counts.RefundLeft(n)
 	}
+}
+
+// RefundLeft takes back n tokens that no account holds any more: they have expired.
+func (c *Counts) RefundLeft(n int64) {
+	n = TakeUpTo(&c.Left, n)
+	c.Refunded.Add(n)
+	c.Expired.Add(n)
 }
 
 // refund is Refund in the open window.
@@ -56,9 +58,9 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	back := min(n, k.account.InUse(k.held()))
 	paid := k.account.CancelDebt(back)
 	k.account.Refund(back)
-	k.env.Counts.Refunded.Add(back)
 	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
-	decide := k.queue != nil || k.deniedUntil != 0 || k.terms.Load().plan != Counted
+	k.env.Counts.Refunded.Add(back)
+	decide := k.queue != nil || k.deniedUntil != 0 || k.parted
 	k.putBack(w, back-paid)
 	return effect{changed: decide || k.free() > k.use.recall.known}
 }
@@ -82,15 +84,7 @@ func (k *Key) Overrun(c Charge, n int64) (forgotten bool) {
 		if forgotten = k.phase == phaseRetired; forgotten {
 			return unchanged
 		}
-		if k.fallback.pends(c) {
-			k.fallback.pending = min(k.fallback.pending+n, backend.MaxTokens)
-			return unchanged
-		}
 		w := k.lease.Load()
-		if left := time.Until(c.Window.Time()); w == nil && left > 0 && !c.Fallback { // the key was forgotten, but c has its window
-			w = k.switchWindow(c.Window, now)
-			w.Guess(backend.State{Left: left}, now)
-		}
 		if !k.keeps(w, now) { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
@@ -117,16 +111,5 @@ func (k *Key) declare(n int64, w *lease.Lease, now int64) {
 // chargeAt is when to state debt that is settled now.
 func (k *Key) chargeAt(w *lease.Lease, now int64) int64 {
 	inTime := w.Deadline() - 2*int64(k.shard.Lead())
-	return min(now+int64(k.terms.Load().Window)/chargePart, inTime)
-}
-
-// GivenBack records that n tokens of window went back to the store by a call, because
-// callers may wait for them.
-func (k *Key) GivenBack(window backend.Window, n int64) {
-	k.event(func(int64) effect {
-		if w := k.lease.Load(); w != nil && w.Window == window {
-			w.AddRemaining(n)
-		}
-		return changed
-	})
+	return min(now+int64(k.Limit().Window)/chargePart, inTime)
 }

@@ -31,7 +31,6 @@ type Shard struct {
 	mu           sync.Mutex
 	timer        *time.Timer // of the next probe, while the circuit is open
 	failed       string      // the key in the store of the call that failed last, to probe with
-	avoided      string      // such a key whose answers say nothing of the shard
 	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
 }
 
@@ -176,7 +175,7 @@ func (s *Shard) ready() bool {
 func OutcomeOf(err error) breaker.Outcome {
 	failure, ok := errors.AsType[*backend.Error](err)
 	switch {
-	case err == nil, errors.Is(err, ErrConflict):
+	case err == nil:
 		return breaker.Answered
 	case !ok || failure.KeyOnly:
 		return breaker.Neutral
@@ -245,24 +244,14 @@ func (s *Shard) Stop() {
 func (s *Shard) Failed(stored string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if stored != s.avoided {
-		s.failed = stored
-	}
-}
-
-// Avoid records that the answer to a probe for that key said nothing of the shard.
-func (s *Shard) Avoid(stored string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failed, s.avoided = "", stored
+	s.failed = stored
 }
 
 // ProbeKey returns a key of the shard, in the store: that of the last failed call if it is
-// still there, or any other. It returns the key to avoid only if the shard has no other.
+// still there, or any other.
 func (s *Shard) ProbeKey() (stored string, ok bool) {
 	s.mu.Lock()
 	stored = s.failed
-	avoid := s.avoided
 	s.mu.Unlock()
 	e := s.env
 	if stored != "" && e.Caller.Shard(stored) == s {
@@ -272,7 +261,7 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 		if other := e.Stored(n.Key); e.Caller.Shard(other) == s {
 			stored, ok = other, true
 		}
-		return !ok || stored == avoid
+		return !ok
 	})
 	return stored, ok
 }

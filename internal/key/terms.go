@@ -1,25 +1,13 @@
 package key
 
 import (
-	"cmp"
 	"math"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
-// Terms are a key's limit, and the length of its open window, which was opened with it. A
-// changed limit applies its length from the next window on. Terms never change; a key gets
-// others.
-type Terms struct {
-	backend.Limit               // Window is the length of the open window or, if none is, of the next
-	next          time.Duration // length of the next window, if it is another; else 0
-	since         int64         // since when the limit has had that length; 0 = since the key's first fetch
-	plan          Plan          // if it is special, Limit is the last one that was not: the account is stated under that
-}
-
-// Plan says whether a limit needs the store or is special.
+// Plan says whether a limit needs the store or is special. The limiter answers special ones; no key has one.
 type Plan uint8
 
 const (
@@ -45,6 +33,18 @@ func PlanOf(l backend.Limit) Plan {
 	return Counted
 }
 
+// AnswerSpecial answers a request if the limit is special. A blocked request has no Reset and no
+// RetryAfter, because no waiting helps.
+func AnswerSpecial(limit backend.Limit) (a Answer, special bool) {
+	switch PlanOf(limit) {
+	case Unlimited:
+		return Answer{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
+	case Blocked:
+		return Answer{Shadowed: limit.Shadow}, true
+	}
+	return a, false
+}
+
 // Rolling is the length of a rolling limit's window, and 0 of others. By that much earlier than their
 // window ends tokens may be spent, because they count until a window after the slice in which they
 // may be.
@@ -61,112 +61,25 @@ func Longest(l backend.Limit) time.Duration {
 	return l.Window + Rolling(l)*(backend.Refundable+1)/backend.Slices
 }
 
-// own is the length that the limit has.
-func (t *Terms) own() time.Duration { return cmp.Or(t.next, t.Window) }
-
-// ownLimit is the limit with the length of the next window.
-func (t *Terms) ownLimit() backend.Limit {
-	limit := t.Limit
-	limit.Window = t.own()
-	return limit
-}
-
-// changeTime is how long a changed limit may take to reach all processes. If a window ends
-// meanwhile, a slow process may open one more of the old length.
-const changeTime = 30 * time.Second
-
-// adopts reports whether a limit with these terms may count in an open window of another
-// length, which s has. It may if the limit has changed since that window was opened, here
-// or in another process. Two limits that go on together conflict: then the window was
-// opened after this process began, at since, to state another length. It may have been opened
-// a little later by a process that learnt of the change later; if it is the longer one, to
-// count in it admits no more. changes says that the limit can have changed.
-func (t *Terms) adopts(s backend.State, changes bool, since, sent int64) bool {
-	if t.Rolls { // the store changes the length of its own accord, unless two limits use the key
-		return false
-	}
-	off := s.Length - t.own()
-	if t.Calendar.Period != 0 && max(off, -off) < t.own()/8 {
-		return true // by the calendar, a month is up to three days shorter
-	}
-	opened := sent - int64(s.Length-s.Left)
-	return changes && (opened <= since || off > 0 && opened-since <= int64(changeTime))
-}
-
-// Serves reports whether limit, of a key that is not in memory, may count in the open window
-// that s has.
-func (s *Settings) Serves(limit backend.Limit, open backend.State) bool {
-	t := Terms{Limit: limit}
-	return open.Length == 0 || t.adopts(open, s.ByKey, math.MaxInt64, 0)
-}
-
-// openings returns what a request states of windows: the limit for one that opens now, the
-// length of one that is open, if it is another, and the ends by the calendar.
-func (t *Terms) openings(w *lease.Lease, now int64) (limit backend.Limit, open time.Duration, end, next backend.Window) {
-	if limit = t.ownLimit().Plain(); t.next != 0 {
-		open = t.Window
-	}
-	end, next = CalendarEnds(t.Limit, wall(w, now))
-	return limit, open, end, next
-}
-
-// CalendarEnds returns the ends of the window that opens at t and of the next one, if the
-// limit is by the calendar.
-func CalendarEnds(limit backend.Limit, t time.Time) (end, next backend.Window) {
+// Period returns the calendar's period at t, in Unix milliseconds; 0 if the limit has no calendar.
+func Period(limit backend.Limit, t time.Time) (begin, end int64) {
 	if limit.Calendar.Period == 0 {
 		return 0, 0
 	}
-	first := limit.Ends(t)
-	return backend.Window(first.UnixMilli()), backend.Window(limit.Ends(first).UnixMilli())
+	from, to := limit.Calendar.Around(t)
+	return from.UnixMilli(), to.UnixMilli()
 }
 
-// wall is the wall-clock time, except that it is not in a window that is surely over,
-// because the store's clock may be ahead of ours.
-func wall(w *lease.Lease, now int64) time.Time {
-	t := time.Now()
-	if w != nil && w.Over(now) && t.Before(w.Window.Time()) {
-		return w.Window.Time()
+// sameCounter reports whether the two limits count in one counter of a key; see backend.Limit.Counter. A program may load
+// its time zone anew each time.
+func sameCounter(a, b *backend.Limit) bool {
+	switch {
+	case a.Rolls != b.Rolls || a.Calendar.Period != b.Calendar.Period:
+		return false
+	case a.Calendar.Period == 0:
+		return a.Window == b.Window
 	}
-	return t
-}
-
-// opened returns the terms when a window of that length is open.
-func (t Terms) opened(length time.Duration) Terms {
-	if t.next, t.Window = t.own(), length; t.next == length {
-		t.next = 0
-	}
-	return t
-}
-
-// with returns the terms when the limit is another one. An open window keeps its length.
-func (t Terms) with(limit backend.Limit, w *lease.Lease, now int64) Terms {
-	is := Terms{Limit: limit.At(wall(w, now)), since: t.since}
-	if is.Calendar != t.Calendar || is.Calendar.Period == 0 && is.Window != t.own() {
-		is.since = max(now, 1)
-	}
-	if !w.Over(now) && is.Window != t.Window {
-		is.Window, is.next = t.Window, is.Window
-	}
-	return is
-}
-
-// replace gives the key other terms.
-func (k *Key) replace(t Terms) {
-	if t != *k.terms.Load() {
-		k.terms.Store(&t)
-	}
-}
-
-// AnswerSpecial answers a request if the limit is special. A blocked request has no Reset and no
-// RetryAfter, because no waiting helps.
-func AnswerSpecial(limit backend.Limit) (a Answer, special bool) {
-	switch PlanOf(limit) {
-	case Unlimited:
-		return Answer{Allowed: true, Limit: limit.Tokens, Remaining: limit.Tokens}, true
-	case Blocked:
-		return Answer{Shadowed: limit.Shadow}, true
-	}
-	return a, false
+	return a.Calendar.Zone == b.Calendar.Zone || a.Counter() == b.Counter()
 }
 
 // TooMuch answers a request for more tokens than the limit has. Waiting would not help, so
@@ -181,7 +94,7 @@ func (e *Env) TooMuch(limit backend.Limit) Verdict {
 
 // tooMuch is TooMuch for a key in memory.
 func (k *Key) tooMuch(now int64) Verdict {
-	v := k.env.TooMuch(k.terms.Load().Limit)
+	v := k.env.TooMuch(*k.Limit())
 	if w := k.lease.Load(); v.Err == nil && w.Alive(now) {
 		v.Answer = k.refuse(w, now, Local) // the open window's end, which does not move
 	}
@@ -191,33 +104,31 @@ func (k *Key) tooMuch(now int64) Verdict {
 // Relimit makes limit the key's limit.
 func (k *Key) Relimit(limit backend.Limit) {
 	k.event(func(now int64) effect { return k.relimit(limit, now) })
+	k.retireIfTooMany()
 }
 
-// AskLimit asks for the present limit, which may be another one or, by the calendar, have
-// another length, and applies it, also to f, a statement in flight that was written under
-// the old limit; f may be nil. It holds no lock while it calls the user's function. If that
+// AskLimit asks for the present limit, which may be another one, and applies it, also to f, a statement that is about to be
+// sent; f may be nil. It holds no lock while it calls the user's function. If that
 // has returned a special limit to another call meanwhile, or a Refresh has begun, its answer here may
 // be older, and does not count, unless it is a block.
 func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	e := k.env
 	if !e.Varies() {
-		return k.terms.Load().Limit, nil
+		return *k.Limit(), nil
 	}
 	asked := e.asks.Add(1)
 	limit, err := e.Caller.Limit(k.node.Key)
-	if err == nil && PlanOf(limit) == Counted && limit.Rolls != k.terms.Load().Rolls { // it needs another name
-		err = ErrConflict
-	}
 	if err == nil {
 		k.event(func(now int64) (did effect) {
 			if k.use == nil || asked > k.use.asked || PlanOf(limit) == Blocked {
 				did = k.relimit(limit, now)
 			}
 			if f != nil {
-				f.relimit(now)
+				f.relimit()
 			}
 			return did
 		})
+		k.retireIfTooMany()
 	}
 	return limit, err
 }
@@ -234,26 +145,21 @@ func (k *Key) Refresh() error {
 	return err
 }
 
-// relimit makes limit the key's limit. A caller in line that wants more gets
-// ErrExceedsLimit or, in shadow, passes. A special limit answers all callers in line.
+// relimit makes limit the key's limit. One that counts in another counter, or in none, is not this key's: it leaves. A caller
+// in line that wants more than the limit has gets ErrExceedsLimit or, in shadow, passes.
 func (k *Key) relimit(limit backend.Limit, now int64) effect {
-	w, was := k.lease.Load(), *k.terms.Load()
-	line := k.queue.callers()
-	if plan := PlanOf(limit); plan != Counted {
-		k.usage().asked = k.env.asks.Load()
-		was.plan = plan
-		k.replace(was)
-		line.Since(0, func(c *waiter) { line.Notify(c, k.special(c, limit)) })
-		return changed
+	was, line := k.Limit(), k.queue.callers()
+	if PlanOf(limit) != Counted || !sameCounter(&limit, was) {
+		return k.leaveCounter()
 	}
-	is := was.with(limit, w, now)
-	if is == was {
+	limit.Calendar = was.Calendar // the zone may be another pointer
+	if limit == *was {
 		return unchanged
 	}
-	if w != nil && limit.Tokens > was.Tokens { // the store may have more now
+	if limit.Tokens > was.Tokens { // the store may have more now
 		k.allow()
 	}
-	k.replace(is)
+	k.limit.Store(&limit)
 	line.Since(0, func(c *waiter) {
 		switch {
 		case c.N > limit.Tokens:
@@ -265,28 +171,20 @@ func (k *Key) relimit(limit backend.Limit, now int64) effect {
 	return changed
 }
 
-// special is the outcome for a caller in line if the limit is special. A caller that stays
-// starts over if it is refused.
-func (k *Key) special(c *waiter, limit backend.Limit) (o outcome) {
-	o.Answer, _ = AnswerSpecial(limit)
-	if !o.Answer.Allowed && (!c.Stays || limit.Shadow) {
-		k.refusals.Add(1)
-	}
-	return o
-}
-
 // askTimes is how often in a window a refused key asks for its limit, and all processes
 // together ask the store.
 const askTimes = 20
 
 // old reports whether to ask for the limit before a decision, because another limit may
-// matter to a request for n: n is larger than the limit, the limit is special, or the
-// denial of the key is old.
+// matter to a request for n: n is larger than the limit, or the denial of the key is old.
 func (k *Key) old(n, now int64) bool {
-	t := k.terms.Load()
+	t := k.Limit()
 	if k.deniedUntil != 0 && now >= k.use.recheck {
 		k.use.recheck = now + int64(t.Window)/askTimes
 		return true
 	}
-	return n > t.Tokens || t.plan != Counted
+	return n > t.Tokens
 }
+
+// Counts reports whether other, which may be forgotten, counted in the same counter.
+func (k *Key) Counts(other *Key) bool { return sameCounter(k.Limit(), other.Limit()) }

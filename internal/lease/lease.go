@@ -36,12 +36,10 @@ type Lease struct {
 }
 
 // These are re-order points to which no stock falls, because further fields would not fit
-// into the cache line. guessed says that the bounds are those of a Guess, and due that an
-// order is due, because the stock has fallen to the point.
+// into the cache line. due says that an order is due, because the stock has fallen to the point.
 const (
-	none    = -1
-	guessed = -2
-	due     = -3
+	none = -1
+	due  = -2
 )
 
 // drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
@@ -59,11 +57,6 @@ func New(w backend.Window) *Lease {
 // store counts in microseconds and its clock may be set. The stock may be spent until past
 // before the window's end, which is the length of a rolling limit's window, and else 0. Owner.
 func (l *Lease) Apply(s backend.State, past time.Duration, sent, now int64) {
-	if l.reorder.CompareAndSwap(guessed, none) {
-		l.latest = math.MaxInt64 / 2
-		l.deadline.Store(0)
-		l.reset.Store(0)
-	}
 	left := int64(s.Left)
 	deadline := l.deadline.Load()
 	if sent >= -deadline { // see Doubt
@@ -87,7 +80,7 @@ func (l *Lease) Note(s backend.State, now int64) {
 // StoreClock is an upper bound of the store's clock at now, in Unix microseconds, if the stock may
 // be spent until past before the window's end.
 func (l *Lease) StoreClock(past time.Duration, now int64) int64 {
-	return int64(l.Window)*1000 - (l.deadline.Load()+int64(past)-now)/1000 + 1
+	return l.Window.End*1000 - (l.deadline.Load()+int64(past)-now)/1000 + 1
 }
 
 // Next returns an empty lease of w, which is in doubt if l is. Owner.
@@ -99,22 +92,12 @@ func (l *Lease) Next(w backend.Window) *Lease {
 	return to
 }
 
-// Guess is Apply where only the wall clock tells what is left. The store's clock may differ,
-// so its first reading replaces the bounds. Owner.
-func (l *Lease) Guess(s backend.State, now int64) {
-	l.Apply(s, 0, now, now)
-	l.reorder.Store(guessed)
-}
-
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that
 // the window is open. Owner.
 func (l *Lease) Doubt(now int64) { l.deadline.Store(-now) }
 
 // Doubted reports whether no reading has lifted a Doubt.
 func (l *Lease) Doubted() bool { return l != nil && l.deadline.Load() < 0 }
-
-// Guessed reports whether the bounds are those of a Guess.
-func (l *Lease) Guessed() bool { return l != nil && l.reorder.Load() == guessed }
 
 // Alive reports whether stock may be spent at now.
 func (l *Lease) Alive(now int64) bool { return l != nil && now < l.deadline.Load() }
