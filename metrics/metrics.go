@@ -48,10 +48,7 @@ func All() []Metric {
 		{"shards.unsubscribed", "shard", "Shards whose messages do not come to this process.", gauge, func(s *reservoir.Stats) int64 { return s.Unsubscribed }},
 
 		{"requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", counter, func(s *reservoir.Stats) int64 { return s.Fallbacks }},
-		{"tokens.debt", "token", "Tokens that were used without the store, which it must still charge.", gauge, func(s *reservoir.Stats) int64 { return s.Debt }},
-
-		{"tokens.recovered", "token", "Tokens whose grant was lost on the way and handed over again.", counter, func(s *reservoir.Stats) int64 { return s.Recovered }},
-		{"tokens.recharged", "token", "Tokens that the store had forgotten and has charged again.", counter, func(s *reservoir.Stats) int64 { return s.Recharged }},
+		{"tokens.debt", "token", "Tokens that were settled above a charge, which the store must still charge.", gauge, func(s *reservoir.Stats) int64 { return s.Debt }},
 		{"tokens.unknown", "token", "Tokens of direct calls that failed and may have been charged for nothing.", counter, func(s *reservoir.Stats) int64 { return s.Unknown }},
 	}
 }

@@ -50,6 +50,9 @@ func (a *Account) Begin(life int64, rolls bool) {
 	}
 }
 
+// Life is the number of the account's life.
+func (a *Account) Life() int64 { return a.life }
+
 func (a *Account) makeOpen() *open {
 	if a.open == nil {
 		a.open = new(open)

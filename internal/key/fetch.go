@@ -128,7 +128,7 @@ func (f *Fetch) state(now int64) {
 	if w != nil {
 		k.account.Rolls.State(f.Rolls, of, k.held())
 	}
-	q.Window = of
+	q.Window, q.Life = of, k.account.Life()
 }
 
 // Rolling returns the statement about a rolling limit, with what is asked for by now.
