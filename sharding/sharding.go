@@ -125,16 +125,9 @@ func (s *Store) find(key string) *shard {
 }
 
 // Sync implements backend.Store. It calls the store of the key's shard.
-func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	at := s.find(r.Key)
-	reply, err := at.store.Sync(ctx, r)
-	return reply, at.named(err)
-}
-
-// Take implements backend.Store. It calls the store of the key's shard.
-func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	at := s.find(r.Key)
-	reply, err := at.store.Take(ctx, r)
+func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	at := s.find(q.Key)
+	reply, err := at.store.Sync(ctx, q)
 	return reply, at.named(err)
 }
 
@@ -145,27 +138,41 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return state, at.named(err)
 }
 
-// Settle implements backend.Store. It calls the store of the key's shard.
-func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+// Reset implements backend.Store. It calls the store of the key's shard.
+func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
+	at := s.find(key)
+	void, err := at.store.Reset(ctx, key, l)
+	return void, at.named(err)
+}
+
+// SyncRolling implements backend.RollingStore. It calls the store of the key's shard.
+func (s *Store) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
 	at := s.find(r.Key)
-	reply, err := at.store.Settle(ctx, r)
+	reply, err := at.store.SyncRolling(ctx, r)
 	return reply, at.named(err)
 }
 
-// Reset implements backend.Store. It calls the store of the key's shard.
-func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
+// TakeRolling implements backend.RollingStore. It calls the store of the key's shard.
+func (s *Store) TakeRolling(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
 	at := s.find(r.Key)
-	state, err := at.store.Reset(ctx, r)
-	return state, at.named(err)
+	reply, err := at.store.TakeRolling(ctx, r)
+	return reply, at.named(err)
+}
+
+// SettleRolling implements backend.RollingStore. It calls the store of the key's shard.
+func (s *Store) SettleRolling(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
+	at := s.find(r.Key)
+	reply, err := at.store.SettleRolling(ctx, r)
+	return reply, at.named(err)
 }
 
 // Inspect implements backend.Inspector. It returns an error if the store of the key's
 // shard is no Inspector.
-func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
+func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, error) {
 	at := s.find(key)
 	inspector, ok := at.store.(backend.Inspector)
 	if !ok {
-		return backend.Contents{}, at.lacks("inspect", errors.New("the shard's store is no backend.Inspector"))
+		return nil, at.lacks("inspect", errors.New("the shard's store is no backend.Inspector"))
 	}
 	contents, err := inspector.Inspect(ctx, key)
 	return contents, at.named(err)
