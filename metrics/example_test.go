@@ -31,8 +31,8 @@ func ExampleAll() {
 // awayStore is a store whose server refuses connections.
 type awayStore struct{ *memstore.Store }
 
-func (awayStore) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
+func (awayStore) Sync(context.Context, backend.Statement) (backend.Reply, error) {
+	return backend.Reply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("connection refused")}
 }
 
 // The outcome of a call is a label for its duration.

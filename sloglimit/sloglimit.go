@@ -12,7 +12,6 @@
 //	INFO   reservoir: store accepts calls       shard, after
 //	WARN   reservoir: no messages come          shard, class, error
 //	INFO   reservoir: messages come again       shard, after
-//	WARN   reservoir: two limits on one key     op, cause, duration, error
 //	DEBUG  reservoir: store call failed         op, cause, duration, class, error
 //
 // "Away" means that the circuit breaker of a shard has opened: callers without stock now
@@ -25,9 +24,6 @@
 //
 // "No messages come" means that this process learns late what other processes want of it: see
 // [reservoir.Hooks].Subscription. A right is missing, or the connection is cut.
-//
-// "Two limits on one key" means [reservoir.ErrConflict]: a limit has met the open window
-// of another limit. It is logged at most once a minute.
 //
 // No line is written per request: "away" takes five failures in a row, and "back" a
 // successful probe. A shard that is away is probed at most ten times a second. At Debug,
@@ -64,7 +60,6 @@ type log struct {
 
 	mu       sync.Mutex // not held while a line is written
 	troubles map[subject]trouble
-	conflict time.Time // when a conflict was last logged
 }
 
 // subject is a shard, by its name, or its messages.
@@ -85,9 +80,6 @@ const (
 	rejecting = "reservoir: store rejects every call"
 	muted     = "reservoir: no messages come"
 )
-
-// every is the least time between two logged conflicts. Each call for the key repeats one.
-const every = time.Minute
 
 // state logs that a shard has stopped serving, or serves again. While a shard is away, its
 // state does not say whether it rejects calls.
@@ -158,12 +150,8 @@ func (l *log) call(c reservoir.StoreCall) {
 	if c.Err == nil {
 		return
 	}
-	level, message := slog.LevelDebug, "reservoir: store call failed"
-	if errors.Is(c.Err, reservoir.ErrConflict) {
-		level, message = slog.LevelWarn, "reservoir: two limits on one key"
-	}
 	logger := l.to()
-	if !logger.Enabled(context.Background(), level) || level == slog.LevelWarn && !l.mayRepeat() {
+	if !logger.Enabled(context.Background(), slog.LevelDebug) {
 		return
 	}
 	attrs := []slog.Attr{slog.String("op", c.Op)}
@@ -171,18 +159,7 @@ func (l *log) call(c reservoir.StoreCall) {
 		attrs = append(attrs, slog.String("cause", c.Cause))
 	}
 	attrs = append(attrs, slog.Duration("duration", c.Duration))
-	logger.LogAttrs(context.Background(), level, message, append(attrs, failure(c.Err)...)...)
-}
-
-// mayRepeat reports whether the last logged conflict is old enough, and records a new one.
-func (l *log) mayRepeat() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if time.Since(l.conflict) < every {
-		return false
-	}
-	l.conflict = time.Now()
-	return true
+	logger.LogAttrs(context.Background(), slog.LevelDebug, "reservoir: store call failed", append(attrs, failure(c.Err)...)...)
 }
 
 // failure describes err by its class and its cause, without op, which call logs.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -33,11 +32,11 @@ type stricken struct {
 	failure atomic.Pointer[backend.Error]
 }
 
-func (s *stricken) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+func (s *stricken) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	if err := s.failure.Load(); err != nil {
-		return backend.SyncReply{}, err
+		return backend.Reply{}, err
 	}
-	return s.Store.Sync(ctx, r)
+	return s.Store.Sync(ctx, q)
 }
 
 var (
@@ -112,35 +111,6 @@ func TestFailedCallsAreDebug(t *testing.T) {
 			"duration": float64(0), "class": "unavailable", "error": `shard "eu-1": connection refused`}, line)
 	}
 	assert.Equal(t, 5, failed)
-}
-
-// A limit that meets another limit's window gets an error each time, of which a line a
-// minute is enough.
-func TestTwoLimitsOnOneKey(t *testing.T) {
-	var out bytes.Buffer
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New()
-		hooks := sloglimit.Hooks(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: timeless})))
-		hour, err := reservoir.New(store, reservoir.PerHour(100))
-		require.NoError(t, err)
-		minute, err := reservoir.New(store, reservoir.PerMinute(10), reservoir.WithHooks(hooks))
-		require.NoError(t, err)
-		_, err = hour.Allow(t.Context(), secret)
-		require.NoError(t, err)
-		time.Sleep(time.Second)
-		for range 2 {
-			for range 5 {
-				_, err = minute.Allow(t.Context(), secret)
-				require.ErrorIs(t, err, reservoir.ErrConflict)
-			}
-			time.Sleep(time.Minute)
-		}
-		require.NoError(t, minute.Close(t.Context()))
-		require.NoError(t, hour.Close(t.Context()))
-	})
-	line := `level=WARN msg="reservoir: two limits on one key" op=sync cause=wait duration=0s error="` + reservoir.ErrConflict.Error() + "\"\n"
-	last := strings.Replace(line, "cause=wait", `cause="give back"`, 1) // of Close
-	assert.Equal(t, line+line+last, out.String())
 }
 
 // Shards do not mix, one that was not known to be away has no duration, a state that
