@@ -212,8 +212,8 @@ func BenchmarkAway(b *testing.B) {
 // silent is a store that is away.
 type silent struct{ backend.Store }
 
-func (silent) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: context.DeadlineExceeded}
+func (silent) Sync(context.Context, backend.Statement) (backend.Reply, error) {
+	return backend.Reply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: context.DeadlineExceeded}
 }
 
 // BenchmarkColdKeys meets every key for the first time.

@@ -580,13 +580,13 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 	})
 }
 
-// At the reset the store has heard of nobody yet. How many share the key is known of the
+// At the reset no client has stated its account with the new window. How many share the key is known of the
 // window before, until more come: it decides what each may leave idle.
 func TestPeersOutlastTheReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said []int64
 		net := testnet.Far(0)
-		net.Request = func(r *backend.SyncRequest) { said = append(said, r.Peers) }
+		net.Reply = func(reply any) { said = append(said, reply.(*backend.Reply).Clients) }
 		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
 		for _, other := range fleet(t, 4, net.Store(), reservoir.PerMinute(1000)) {
 			allow(t, other, "k", 1)
@@ -596,7 +596,7 @@ func TestPeersOutlastTheReset(t *testing.T) {
 		for range 3 {
 			allow(t, l, "k", 1)
 		}
-		require.Equal(t, []int64{0, 5, 5, 5}, said)
+		require.Equal(t, []int64{5, 5, 5, 5}, said)
 	})
 }
 
@@ -1426,20 +1426,17 @@ var cardinality = flag.Int("cardinality", 20_000, "distinct `keys` of TestCardin
 // lavish is a store that answers at once and remembers nothing.
 type lavish struct {
 	backend.Store
-	takes atomic.Int64
+	alone atomic.Int64 // statements without an account
 }
 
-func (s *lavish) state(l backend.Limit) backend.State {
-	return backend.State{Window: 4102444800000, Left: time.Hour, Remaining: l.Tokens / 2}
-}
-
-func (s *lavish) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{State: s.state(r.Limit), Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
-}
-
-func (s *lavish) Take(_ context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	s.takes.Add(1)
-	return backend.TakeReply{State: s.state(r.Limit), Allowed: true}, nil
+func (s *lavish) Sync(_ context.Context, q backend.Statement) (backend.Reply, error) {
+	if q.Client == "" {
+		s.alone.Add(1)
+	}
+	return backend.Reply{
+		State: backend.State{Window: backend.Window{End: 4102444800000}, Left: time.Hour, Remaining: q.Limit.Tokens / 2},
+		Mine:  q.Mine + q.Change + q.Need, Grant: q.Need, Used: q.Limit.Tokens / 2, Clients: 1,
+	}, nil
 }
 
 // A caller who invents keys gets an answer for each, and the memory of no more than
@@ -1460,7 +1457,7 @@ func TestCardinalityAttack(t *testing.T) {
 		}
 	}
 	require.Equal(t, held, l.Stats().Keys)
-	require.EqualValues(t, *cardinality-held, s.takes.Load(), "past the bound each request is a call of its own")
+	require.EqualValues(t, *cardinality-held, s.alone.Load(), "past the bound each request is a call of its own")
 	require.Less(t, most, before+held*perKey)
 	t.Logf("%d keys: %d held, %.1f MB more heap at most, %.0f bytes for each held", *cardinality, held,
 		float64(most-before)/1e6, float64(most-before)/held)
@@ -1653,9 +1650,7 @@ func TestDirectBesideBatches(t *testing.T) {
 					crowd(10, func(int) { require.True(t, allow(t, l, "k", 1).Allowed) })
 				}
 				l := open(t, net, reservoir.PerMinute(300), opt)
-				seen, err := net.Inspect(bg, "k")
-				require.NoError(t, err)
-				require.GreaterOrEqual(t, seen.Idle, int64(10), "it lies elsewhere")
+				require.GreaterOrEqual(t, contents(t, net, "k").Idle, int64(10), "it lies elsewhere")
 				before, most := net.Count("sync"), 8*time.Millisecond
 				if crowded > 1 {
 					most += 4 * time.Millisecond // whoever comes during a statement for fewer waits for it, too

@@ -367,9 +367,9 @@ type gated struct {
 	answers func()
 }
 
-func (g *gated) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+func (g *gated) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	<-g.open
-	reply, err := g.Store.Sync(ctx, r)
+	reply, err := g.Store.Sync(ctx, q)
 	g.answers()
 	return reply, err
 }
