@@ -1,60 +1,57 @@
 -- rolling: all calls of a rolling limit, of which no interval of a window's length sees more than the limit spent.
 --
--- KEYS  1 {k}:roll   hash: h = "since last sum total present idle"; c = "length ahead learn void held until out at calls era",
+-- KEYS  1 {k}:60s:roll   hash: h = "since last sum total present idle"; c = "length ahead learn void out at calls era",
 --                    both without the zeros at their end; one field per slice that was used, named by the character 48 + the
 --                    slice modulo 32: tokens that count in it; and one field per client, after two dots if its name begins with one
 --                    or is shorter than three bytes: "name slice granted unspent returned refunded debt", without the zeros at its
 --                    end, with a ~ before it if the client has left, and after it "+busy", what it needs of unspent, if some is
 --                    idle, or "+" if it was called to return that and has not stated since, and "@era". Fields of another era are void, and deleted now and then.
---                    since: when the limit got its length, Unix us, by the key's clock; last: the key's clock at the last
+--                    since: when the ring began, Unix us, by the key's clock; last: the key's clock at the last
 --                    write, which never goes back; ahead: of it before the server's clock; learn: until when grants are small;
 --                    all in us after since, or 0; at: the same, and 1 more: when clients were called last; void: as at: accounts
---                    that were named until then are void; sum: of the slices and held; total: tokens granted, charged and given back,
+--                    that were named until then are void; sum: of the slices; total: tokens granted, charged and given back,
 --                    cumulative; present: clients that have not left; idle: tokens that clients hold and do not need, at
---                    most; length: of a window, ms; held: tokens of a window of another length that may be unspent until
---                    until; out: clients that were called and have not stated since; calls: how often these were called,
+--                    most; length: of a window, ms; out: clients that were called and have not stated since; calls: how often these were called,
 --                    the last of them at least; name: when the account began, us after since; slice: the last in which what is
 --                    unspent may be spent, after that of since
---       2 {k}        if it is there, a window of a plain limit is open: conflict; may be left out
 -- ARGV  1 op            sync, take, check, settle or reset
 --       2 limit         tokens per window
 --       3 length        of a window, ms; a slice is a 20th
---       4 open          length that the caller takes for the window's, ms, if the limit has another since; else 0
 --   take:
---       5 n             tokens, 1 to limit
---       6 within        how long the call may take, us, at most a quarter of the window
+--       4 n             tokens, 1 to limit
+--       5 within        how long the call may take, us, at most a quarter of the window
 --   settle:
---       5 tokens        to charge, even above the limit; negative = to give back
---       6 window        of the reply by which they were charged, Unix ms
+--       4 tokens        to charge, even above the limit; negative = to give back
+--       5 window        of the reply by which they were charged, Unix ms
 --   sync:
---       5 client        its name
---       6 want          tokens; 0 = only state the account
---       7 need          tokens of want that callers wait for
---       8 least         tokens that the first of them needs: with less, nothing new is granted
---       9 how           the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
+--       4 client        its name
+--       5 want          tokens; 0 = only state the account
+--       6 need          tokens of want that callers wait for
+--       7 least         tokens that the first of them needs: with less, nothing new is granted
+--       8 how           the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                       were called time to answer, 8 = it does not count until it asks again
 --    then, unless all of these are 0:
---      10 peers         clients in the last reply; 0 = unknown
---      11 pace          tokens that the client would use in a whole window at its present rate
---      12 account       in the last reply; 0 = it has none
---      13 window        in the last reply, Unix ms
---      14 granted       to it by the replies that it got, tokens; all totals are of the account
---      15 returned      by it, of these
---      16 debt          tokens that it used without a grant
---      17 total         in the last reply; 0 = unknown
---      18 used          tokens charged at that time, less those that this statement is the first to return
---      19 idle          tokens that it holds and that nobody there waits for
---      20 refunded      tokens that requests gave back, of those that were spent or debt
---      21 refunded in   the earliest window of a reply by which a part of these was charged that was not stated before, Unix ms
+--       9 peers         clients in the last reply; 0 = unknown
+--      10 pace          tokens that the client would use in a whole window at its present rate
+--      11 account       in the last reply; 0 = it has none
+--      12 window        in the last reply, Unix ms
+--      13 granted       to it by the replies that it got, tokens; all totals are of the account
+--      14 returned      by it, of these
+--      15 debt          tokens that it used without a grant
+--      16 total         in the last reply; 0 = unknown
+--      17 used          tokens charged at that time, less those that this statement is the first to return
+--      18 idle          tokens that it holds and that nobody there waits for
+--      19 refunded      tokens that requests gave back, of those that were spent or debt
+--      20 refunded in   the earliest window of a reply by which a part of these was charged that was not stated before, Unix ms
 --    then for each slice in which tokens were spent since, ascending:
 --          slice        or a later one
 --          spent        tokens by its end, in all
 --   then:
 --      -2 not after     Unix us; later than this do nothing; 0 = whenever
 --      -1 now           Unix us; empty = the server's clock
--- Reply { flags (1 late, 2 carried, 4 learning, 8 allowed or done, 16 conflict: nothing was done because of the length or of KEYS[2], 32 the user
+-- Reply { flags (1 late, 2 carried, 4 learning, 8 allowed or done, 32 the user
 --         may not PUBLISH; if the answer of take is no: 64 tokens lie idle in clients, 128 clients were called to return theirs and have not
---         answered), now us, window ms (when what is granted counts no more), remaining, length of the window ms if it is not the limit's, else 0,
+--         answered), now us, window ms (when what is granted counts no more), remaining,
 --         us until window by the key's clock, us until enough counts no more for what was asked, or 0;
 --         of settle, the 4th is tokens charged above the limit; of sync, further:
 --         grant, recovered, granted, returned, debt, clients, reasserted, total, tokens charged above the limit,
@@ -80,12 +77,12 @@ else
   now = t[1] * 1000000 + t[2]
   real = now
 end
-local function reply(flags, window, remaining, other, left, frees)
-  if syncs then return { flags, now, window, remaining, other, left, frees, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 } end
-  return { flags, now, window, remaining, other, left, frees }
+local function reply(flags, window, remaining, left, frees)
+  if syncs then return { flags, now, window, remaining, left, frees, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 } end
+  return { flags, now, window, remaining, left, frees }
 end
 local late = ARGV[args - 1] + 0
-if late > 0 and now > late then return reply(1, 0, 0, 0, 0, 0) end
+if late > 0 and now > late then return reply(1, 0, 0, 0, 0) end
 
 -- Read and judge everything before the first write: a script is not rolled back. Which slices a call needs is known only
 -- when the head is; those that most calls need are read with it.
@@ -97,35 +94,32 @@ local function int(text)
 end
 local unit, far = 50 * length, 7                       -- the length of a slice, us; slices ahead of the present one to the end of a lease
 local first = floor(now / unit)
-local second = op == 'take' and floor((now + ARGV[6]) / unit) or first + far
-local third = args > 12 and floor((ARGV[13] * 1000 - 1) / unit) - 20 or second  -- of the account, most likely
-local mine = syncs and ARGV[5] or 'h'
+local second = op == 'take' and floor((now + ARGV[5]) / unit) or first + far
+local third = args > 11 and floor((ARGV[12] * 1000 - 1) / unit) - 20 or second  -- of the account, most likely
+local mine = syncs and ARGV[4] or 'h'
 if syncs and (#mine < 3 or string.byte(mine) == 46) then mine = '..' .. mine end
 local got = call('HMGET', KEYS[1], 'h', 'c', mine, char(48 + first % 32), char(48 + second % 32), third == second and 'h' or char(48 + third % 32))
-if op ~= 'settle' and KEYS[2] and call('GET', KEYS[2]) then return reply(16, 0, 0, 0, 0, 0) end
 
 local since, last, sum, total, present, idle = now, now, 0, 0, 0, 0
-local span, ahead, learn, void, held, til, out, called, calls, era = length, 0, 0, 0, 0, 0, 0, 0, 0, 0
+local ahead, learn, void, out, called, calls, era = 0, 0, 0, 0, 0, 0, 0
 local count, dirty, gone, cold, alive, empty, low = { }, { }, { }, false, false, false, nil
 if got[1] then
   local a, b, c, d, e, f = match(got[1], '^(%d+) (%d+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
   since, last, sum, total, present, idle = int(a), int(b), int(c), int(d), int(e), int(f)
-  span = tonumber(got[2])
+  local span = tonumber(got[2])
   if not span then
-    local g, h, i
-    span, a, b, c, d, e, f, g, h, i = match(got[2] or '', '^(%d+) (%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
-    ahead, learn, void, held, til, out, called, calls, era = int(a), int(b), int(c), int(d), int(e), int(f), int(g), int(h), int(i)
+    local g
+    span, a, b, c, d, e, f, g = match(got[2] or '', '^(%d+) (%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+    ahead, learn, void, out, called, calls, era = int(a), int(b), int(c), int(d), int(e), int(f), int(g)
   end
-  span = int(span)
-  if since == 0 or span < 20 or span > 31622400000 then return redis.error_reply('BADSTATE the ring has no head') end
-  last, unit = since + last, 50 * span
+  if since == 0 or int(span) ~= length then return redis.error_reply('BADSTATE the ring has no head') end
+  last = since + last
   if learn > 0 then learn = since + learn end
   if void > 0 then void = since + void - 1 end
-  if til > 0 then til = since + til end
   if called > 0 then called = since + called - 1 end
   low = floor(last / unit) - 20
-  alive = floor((now + ahead) / unit) <= low + 41 + far or now + ahead < til
-  if alive and span == length then
+  alive = floor((now + ahead) / unit) <= low + 41 + far
+  if alive then
     count[first % 32], count[second % 32] = int(got[4]), int(got[5])
     if third ~= second then count[third % 32] = int(got[6]) end
   end
@@ -154,11 +148,11 @@ local function all(forget)
     count[s] = count[s] or (not n or n == '0') and 0 or int(n)
     if forget and count[s] ~= 0 then count[s], dirty[s] = 0, true end
   end
-  if forget then present, idle, out, called, calls, learn, held, til, era, cold = 0, 0, 0, 0, 0, 0, 0, 0, era + 1, true end
+  if forget then present, idle, out, called, calls, learn, era, cold = 0, 0, 0, 0, 0, 0, era + 1, true end
 end
 
 if not alive then
-  if op == 'settle' then return reply(0, 0, 0, 0, 0, 0) elseif op == 'check' or op == 'reset' then return reply(0, 0, limit, 0, 0, 0) end
+  if op == 'settle' then return reply(0, 0, 0, 0, 0) elseif op == 'check' or op == 'reset' then return reply(0, 0, limit, 0, 0) end
   if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
   empty = not (got[1] or call('HRANDFIELD', KEYS[1], 1)[1])
   if not empty then                                    -- all is over, or the head is lost
@@ -167,7 +161,7 @@ if not alive then
   end
   -- The key's clock goes on after the last slice, or tokens that count no more, and are given back, would seem to be of later ones.
   since = got[1] and max(now, (low + 42 + far) * unit) or now
-  last, sum, total, span, unit, ahead, void, cold = since, 0, 0, length, 50 * length, since - now, 0, true
+  last, sum, total, ahead, void, cold = since, 0, 0, since - now, 0, true
   low = floor(since / unit) - 20
 end
 
@@ -185,7 +179,6 @@ if to > low then
   end
   low = to
 end
-if til > 0 and at >= til then sum, held, til, cold = max(sum - held, 0), 0, 0, true end
 
 -- The reply for a request of need tokens that counts up to a slice.
 local function state(flags, slice, need)
@@ -199,33 +192,15 @@ local function state(flags, slice, need)
     end
     frees = (s + 21) * unit - at
   end
-  return reply(flags, window, rest, span ~= length and span or 0, max(window * 1000 - at, 0), frees)
+  return reply(flags, window, rest, max(window * 1000 - at, 0), frees)
 end
 
 if op == 'check' then
-  if sum == 0 then return reply(0, 0, limit, 0, 0, 0) end
+  if sum == 0 then return reply(0, 0, limit, 0, 0) end
   all()
   local s = low + 31
   while s > low and count[s % 32] <= 0 do s = s - 1 end
-  if held > 0 then s = max(s, floor((math.ceil(til / 1000) * 1000 - 1) / unit) - 20) end
   return state(0, s, 1)
-end
-if span ~= length then
-  if op == 'settle' then return reply(0, 0, 0, 0, 0, 0) end
-  if ARGV[4] + 0 ~= span and at - since < max(span, length) * 1000 and sum > 0 then
-    local r = state(16, low + 20, 0)
-    if syncs then r[13] = present end
-    return r
-  end
-  -- A window of another length takes over all that counts: as spent just now, but for what may be unspent in leases.
-  local kept, ends = held, til
-  all()
-  for s = low + 20, low + 31 do kept = min(max(kept + count[s % 32], 0), sum) end
-  all(true)
-  if kept > 0 then held, til = kept, max(ends, at + span * (far + 2) * 50) + length * 1050 end
-  since, void, span, unit = at, at, length, 50 * length
-  low = floor(at / unit) - 20
-  count[(low + 20) % 32], dirty[(low + 20) % 32] = sum - held, true
 end
 local today = low + 20
 
@@ -236,10 +211,9 @@ local function write(set)
   set[2] = idle > 0 and format('%d %d %d %d %d %d', since, last - since, sum, total, present, idle)
     or format('%d %d %d %d %d', since, last - since, sum, total, present)
   if cold then
-    local text = format('%d', span)
-    if ahead + learn + void + held + til + out + calls + era > 0 then
-      text = format('%d %d %d %d %d %d %d %d %d %d', span, ahead, learn > 0 and learn - since or 0, void > 0 and void - since + 1 or 0,
-        held, til > 0 and til - since or 0, out, called > 0 and called - since + 1 or 0, calls, era)
+    local text = format('%d', length)
+    if ahead + learn + void + out + calls + era > 0 then
+      text = format('%d %d %d %d %d %d %d %d', length, ahead, learn > 0 and learn - since or 0, void > 0 and void - since + 1 or 0, out, called > 0 and called - since + 1 or 0, calls, era)
       while string.sub(text, -2) == ' 0' do text = string.sub(text, 1, -3) end
     end
     set[n + 1], set[n + 2] = 'c', text
@@ -257,12 +231,12 @@ local function write(set)
       local t = call('TIME')
       real = t[1] * 1000000 + t[2]
     end
-    call('PEXPIREAT', KEYS[1], format('%d', (real - now + max((low + 48 + far) * unit, til)) / 1000 + 1000))
+    call('PEXPIREAT', KEYS[1], format('%d', (real - now + (low + 48 + far) * unit) / 1000 + 1000))
   end
 end
 
 if op == 'take' then
-  local n, s = ARGV[5] + 0, floor((at + ARGV[6]) / unit)
+  local n, s = ARGV[4] + 0, floor((at + ARGV[5]) / unit)
   if sum + n > limit then
     if stepped then write({ 'h', '' }) end                -- or the key's clock would stand still until the server's has caught up
     local waits = out > 0 and (calls <= 4 or at - called < min(unit, 100000))
@@ -273,31 +247,30 @@ if op == 'take' then
   write({ 'h', '' })
   return state(8, s, 0)
 elseif op == 'settle' then
-  local n, window = ARGV[5] + 0, ARGV[6] * 1000
+  local n, window = ARGV[4] + 0, ARGV[5] * 1000
   local from = min(floor((window - 1) / unit) - 21 - far, today)
-  if window < at or n < 0 and from < max(low, floor(void / unit) + 1) then return reply(0, 0, 0, 0, 0, 0) end
+  if window < at or n < 0 and from < max(low, floor(void / unit) + 1) then return reply(0, 0, 0, 0, 0) end
   add(n < 0 and from or today, n)
   total = total + max(n, 0)
   write({ 'h', '' })
-  return reply(8, 0, max(sum - limit, 0), 0, 0, 0)
+  return reply(8, 0, max(sum - limit, 0), 0, 0)
 elseif op == 'reset' then
   all(true)
   sum, void = 0, at
   write({ 'h', '' })
-  local prefix, tag = match(KEYS[1], '^([^{]*)(.*):roll$')
-  local told = redis.pcall('PUBLISH', prefix .. 'reservoir:', '4 0 0 ' .. prefix .. tag)  -- to all: see sync
+  local told = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', '4 0 0 0 ' .. KEYS[1])  -- to all: see sync
   return state(type(told) == 'table' and 32 or 0, today, 0)
 end
 
 -- The statement.
-local _, _, _, _, _, want, need, least, how = unpack(ARGV, 1, 9)
+local _, _, _, _, want, need, least, how = unpack(ARGV, 1, 8)
 want, need, least = want + 0, need + 0, least + 0
 local exact, unheard, waited, leaving = false, false, false, false
 if how ~= '0' then exact, unheard, waited, leaving = how % 2 == 1, how % 4 > 1, how % 8 > 3, how + 0 > 7 end
 local peers, pace, account, window, G, B, D, T, used, stated, R, into = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
-if args > 11 then
-  peers, pace, account, window, G, B = ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0, ARGV[13] + 0, ARGV[14] + 0, ARGV[15] + 0
-  D, T, used, stated, R, into = ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, ARGV[19] + 0, ARGV[20] + 0, ARGV[21] + 0
+if args > 10 then
+  peers, pace, account, window, G, B = ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0, ARGV[13] + 0, ARGV[14] + 0
+  D, T, used, stated, R, into = ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0, ARGV[18] + 0, ARGV[19] + 0, ARGV[20] + 0
 end
 local base, ends = floor(since / unit), floor((window * 1000 - 1) / unit) - 20  -- ends: the slice of window
 
@@ -316,7 +289,7 @@ if got[3] then
     untouched, fresh = b + x + y + d == 0, slice < low
     if not fresh and account ~= 0 and account < name and not untouched then  -- nobody waits for the reply
       local r = state(0, slice, 1)
-      r[13], r[19] = 0, name
+      r[12], r[18] = 0, name
       return r
     end
     idle = max(idle - spare, 0)
@@ -327,7 +300,7 @@ end
 local reasserted, had, swept = 0, known and got[3] or nil, false
 -- What others were granted, and spent, and the store has lost.
 local function unattributed()
-  if at >= learn + span * 1000 then learn, cold = at + (far + 1) * unit, true end
+  if at >= learn + length * 1000 then learn, cold = at + (far + 1) * unit, true end
   if T > total then
     if used > sum then add(floor(learn / unit), used - sum) end
     total = T
@@ -337,7 +310,7 @@ if not fresh and (account == name or account < name and untouched) then
   ours = account == name
 elseif account > void and account > name and window * 1000 > at and ends < low + 32 then
   fresh, ours, name, slice, g, b, y, d = false, true, account, min(ends, today + far + 1), G, B, R, D
-  x = args > 23 and min(ARGV[args - 2] + 0, max(g - b, 0)) or 0
+  x = args > 22 and min(ARGV[args - 2] + 0, max(g - b, 0)) or 0
   reasserted = max(g - b - x, 0)
   add(slice, reasserted)
   unattributed()
@@ -379,7 +352,7 @@ if ours then
     b, total = b + n, total + n
   end
   local latest = max(slice, ends)                      -- later, if the store has lost a statement
-  for i = 22, args - 2, 2 do
+  for i = 21, args - 2, 2 do
     n = min(ARGV[i + 1] - x, g - b - x)
     if n > 0 then
       add(slice, -n)
@@ -482,12 +455,12 @@ if some > 0 then
     end
   end
   table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.field < b.field end)
-  local covered, prefix, tag = 0, match(KEYS[1], '^([^{]*)(.*):roll$')
+  local covered, prefix = 0, match(KEYS[1], '^[^{]*')
   for i, one in ipairs(found) do
     if i > some or not again and covered >= others - covered and covered >= 2 * need then break end
     local process = match(one.field, '^%.?%.?(.*)$')
     local to = prefix .. 'reservoir:' .. (match(process, '^(.*)%.') or process)
-    if type(redis.pcall('PUBLISH', to, format('1 %d %d ', ((one.slice + 21) * unit) / 1000, limit) .. prefix .. tag)) == 'table' then
+    if type(redis.pcall('PUBLISH', to, format('1 %d 0 %d %s', floor((one.slice + 21) * unit / 1000), limit, KEYS[1]))) == 'table' then
       mute = 32
       break
     end
@@ -503,6 +476,6 @@ if some > 0 then
 end
 
 local waits = out > 0 and (calls <= 4 or at - called < min(unit, 100000))
-r[1], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15] = r[1] + mute, grant, recovered, g, b, d, clients, reasserted, total
-r[16], r[17], r[18], r[19] = max(sum - limit, 0), mute > 0 and 0 or max(idle - spare, 0), waits and out or 0, name
+r[1], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14] = r[1] + mute, grant, recovered, g, b, d, clients, reasserted, total
+r[15], r[16], r[17], r[18] = max(sum - limit, 0), mute > 0 and 0 or max(idle - spare, 0), waits and out or 0, name
 return r

@@ -245,7 +245,7 @@ func TestHalfAccess(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 10, held.Grant)
 		account.Window, account.Granted, account.Want, account.Need = held.Window, 10, 0, 0
-		_, err = poor.Reset(t.Context(), backend.ResetRequest{Key: missing, Limit: limit10})
+		_, err = poor.Reset(t.Context(), missing, limit10)
 		require.Equal(t, backend.Rejected, class(t, err), missing)
 		reply, err := s.Sync(t.Context(), account)
 		require.NoError(t, err)

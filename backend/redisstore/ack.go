@@ -19,14 +19,13 @@ var ErrNotReplicated = errors.New("charged, but not acknowledged by enough repli
 // WithReplicaAck a failover may lose the most recent charges, so that as many tokens may
 // be admitted again.
 //
-// Sync, Take and Reset each need a WAIT in the same pipeline, and more round trips of the
+// Sync, TakeRolling and Reset each need a WAIT in the same pipeline, and more round trips of the
 // network. Callers do not notice that while their key is restocked ahead of need.
 //
 // If fewer replicas have acknowledged after timeout, the call fails with an error that
-// wraps [ErrNotReplicated], of class backend.Unknown because the server has charged it. A
-// later statement hands over the tokens of such a Sync, once they are replicated. The
-// tokens of such a Take are lost until the window ends. The window of such a Reset stays,
-// unless a failover loses it. While too few replicas are up, nobody gets new tokens, so n
+// wraps [ErrNotReplicated], of class backend.Unknown because the server has charged it. The
+// client's next statement takes back the tokens of such a Sync and asks anew. What was charged without an account, or by TakeRolling,
+// stays charged until the window ends. Such a Reset holds, unless a failover loses it. While too few replicas are up, nobody gets new tokens, so n
 // should be one less than the number of replicas, as in 1 of 2. While a slot of a cluster
 // moves, calls for its keys may be backend.Unavailable, with KeyOnly.
 //
@@ -64,13 +63,11 @@ func (a *ack) concerns(calls []*call) bool {
 }
 
 // send sends the calls and a WAIT in one pipeline, because WAIT covers the writes of its
-// own connection. It returns an error if too few replicas have these writes. A statement
-// that only hands over an earlier grant writes its account again (sync.lua), so that WAIT
-// covers the grant. A cluster's client would send WAIT to any node, so its calls, which
+// own connection. It returns an error if too few replicas have these writes. A cluster's client would send WAIT to any node, so its calls, which
 // come one at a time, go to their node's client.
 func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*call, cmds []redis.Cmder) error {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		node, err := cluster.MasterForKey(ctx, calls[0].tag)
+		node, err := cluster.MasterForKey(ctx, calls[0].tag())
 		if err != nil {
 			calls[0].cmd.SetErr(err)
 			return nil

@@ -97,14 +97,14 @@ func TestTakeIsWithheldUntilReplicated(t *testing.T) {
 	take(t, p.store(10*time.Second), "warm", 1)
 	p.link.Hold(true)
 	p.Primary.ResetStats()
-	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 9})
+	_, err := charge(t.Context(), s, "k", limit10, 9)
 	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 	require.Equal(t, backend.Unknown, class(t, err))
 	require.EqualValues(t, 1, p.Primary.Calls("wait"))
 	require.Equal(t, "9", p.used(t, p.Primary), "charged and lost")
 
 	// What hands out nothing is answered all the same.
-	refused, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
+	refused, err := charge(t.Context(), s, "k", limit10, 2)
 	require.NoError(t, err)
 	require.False(t, refused.Allowed)
 	_, err = s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10})
@@ -129,7 +129,7 @@ func TestAckOfPipeline(t *testing.T) {
 	p.link.Hold(true)
 	for i := range n {
 		go func() {
-			_, err := s.Take(context.Background(), backend.TakeRequest{Key: fmt.Sprint("k", i), Limit: limit10, Tokens: 1})
+			_, err := charge(context.Background(), s, fmt.Sprint("k", i), limit10, 1)
 			errs <- err
 		}()
 	}
@@ -153,7 +153,7 @@ func TestAckIsRefused(t *testing.T) {
 		"unknown command": old.Client(),
 	} {
 		s := redisstore.New(client, redisstore.WithReplicaAck(1, time.Second))
-		_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+		_, err := charge(t.Context(), s, "k", limit10, 1)
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 		require.Equal(t, backend.Unknown, class(t, err))
 		require.ErrorContains(t, err, says)
@@ -175,7 +175,7 @@ func TestAckOnCluster(t *testing.T) {
 			require.Equal(t, owner.Calls("eval", "evalsha"), cluster.Calls("wait"), key)
 		}
 		two := redisstore.New(cluster.Client(), redisstore.WithReplicaAck(2, brief))
-		_, err := two.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+		_, err := charge(t.Context(), two, key, limit10, 1)
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated, "each master has one replica")
 		require.Regexp(t, "[01] of 2", err.Error())
 	}
@@ -199,7 +199,7 @@ func TestAckWhileSlotsMove(t *testing.T) {
 	call := func(key string) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		r, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: millions, Tokens: 1})
+		r, err := charge(ctx, s, key, millions, 1)
 		if err == nil && r.Allowed {
 			allowed.Add(1)
 		}

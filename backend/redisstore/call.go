@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,49 +27,39 @@ import (
 // script is one Lua script and how to call it.
 type script struct {
 	op, source, sha string
-	readOnly        string             // the suffix of EVALSHA and EVAL for replicas, or ""
-	keys, least     int                // number of its keys, and of those that it needs while a slot moves
+	reads           bool               // it writes nothing, so replicas may run it
+	keys            int                // number of its keys
 	fields          int                // number of integers in its reply
-	rolling         bool               // its keys are those of a rolling limit
+	timed           bool               // its last arguments are always the time after which it does nothing, and now
 	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
 var (
-	syncScript = newScript("sync", lua.Sync, "", 3, 3, 17, func(v []int64) bool {
-		return v[5] > 0 || len(v) > firstContact && v[9] > 0 // debt is spent already
-	})
-	takeScript   = newScript("take", lua.Take, "", 3, 2, 5, allowed) // without the ledger, if need be
-	checkScript  = newScript("check", lua.Check, "_ro", 2, 2, 5, nil)
-	settleScript = newScript("settle", lua.Settle, "", 3, 3, 3, nil)
-	resetScript  = newScript("reset", lua.Reset, "", 3, 3, 5, opened)
+	syncScript  = newScript("sync", lua.Sync, 3, 11, granted)
+	checkScript = newScript("check", lua.Check, 3, 5, nil)
+	resetScript = newScript("reset", lua.Reset, 3, 5, func([]int64) bool { return true })
 
-	// The calls of a rolling limit are one script. It can do without the count of a plain one.
-	syncRolling   = newScript("sync", lua.Rolling, "", 2, 1, rolled+12, func(v []int64) bool { return v[rolled] > 0 || v[rolled+4] > 0 })
-	takeRolling   = newScript("take", lua.Rolling, "", 2, 1, rolled, allowed)
-	checkRolling  = newScript("check", lua.Rolling, "_ro", 2, 1, rolled, nil)
-	settleRolling = newScript("settle", lua.Rolling, "", 2, 1, rolled, nil)
-	resetRolling  = newScript("reset", lua.Rolling, "", 2, 1, rolled, opened)
+	// The calls of a rolling limit are one script.
+	syncRolling   = newScript("sync", lua.Rolling, 1, rolled+12, func(v []int64) bool { return v[rolled] > 0 || v[rolled+4] > 0 })
+	takeRolling   = newScript("take", lua.Rolling, 1, rolled, func(v []int64) bool { return v[0]&flagAllowed != 0 })
+	checkRolling  = newScript("check", lua.Rolling, 1, rolled, nil)
+	settleRolling = newScript("settle", lua.Rolling, 1, rolled, nil)
+	resetRolling  = newScript("reset", lua.Rolling, 1, rolled, func(v []int64) bool { return v[2] != 0 })
 )
 
-func allowed(v []int64) bool { return v[0]&flagAllowed != 0 }
+func granted(v []int64) bool { return len(v) > 6 && v[6] > 0 }
 
-func opened(v []int64) bool { return v[2] != 0 && v[0]&flagConflict == 0 }
-
-func newScript(op, source, suffix string, keys, least, fields int, handsOut func([]int64) bool) *script {
+func newScript(op, source string, keys, fields int, handsOut func([]int64) bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), suffix, keys, least, fields, source == lua.Rolling, handsOut}
+	return &script{op, source, hex.EncodeToString(sum[:]), op == "check", keys, fields, source == lua.Rolling, handsOut}
 }
 
-// firstContact is the number of integers in sync's reply to a client that named no
-// window and opened one. The last of them is its grant.
-const firstContact = 6
-
-// reads reports whether replicas may run the script.
-func (sc *script) reads() bool { return sc.readOnly != "" }
+// undone is the number of integers in sync's reply if it did nothing.
+const undone = 2
 
 // replies reports whether a reply of the script may have n integers.
 func (sc *script) replies(n int) bool {
-	return n == sc.fields || n == firstContact && sc == syncScript
+	return n == sc.fields || n == undone && sc == syncScript
 }
 
 // command is a command that go-redis sends only once, alone or in a pipeline. By
@@ -80,12 +71,16 @@ func (command) NoRetry() bool { return true }
 
 // request is what a method of Store asks of the server.
 type request struct {
-	script   *script
-	keys     int   // of the script's that it gets; 0 = all
-	fault    error // for which it is not made
-	key      string
-	args     []any
-	detached bool // only its deadline ends it; see backend.SyncRequest
+	script     *script
+	keys       int   // of the script's that it gets; 0 = all
+	fault      error // for which it is not made
+	key        string
+	limit      backend.Limit
+	args       []any
+	spends     bool // tokens that were used already, so replicas must have that
+	ledgerless bool // it does without the ledger, if there is none
+	plain      bool // it reads, but by a command that could write
+	detached   bool // only its deadline ends it; see backend.Statement
 }
 
 // call is one attempt at a request. Its pipeline owns it until complete reports the outcome
@@ -93,8 +88,8 @@ type request struct {
 type call struct {
 	request
 	ctx    context.Context
-	tag    string            // the first key, by which a cluster finds its node
 	line   []any             // the command
+	reads  bool              // by a command that replicas may run
 	clock  string            // time set by a test, Unix us; empty = the server's clock
 	after  int64             // server time, Unix us, after which the script does nothing; 0 = no bound
 	calls  *inflight.Counter // the store's
@@ -117,11 +112,8 @@ const (
 )
 
 func (s *Store) newCall(ctx context.Context, r request) *call {
-	keys, n := keysOf(s.prefix, r.key), cmp.Or(r.keys, r.script.keys)
-	if r.script.rolling {
-		keys = ringOf(s.prefix, r.key)
-	}
-	c := &call{request: r, ctx: ctx, tag: keys[0], calls: &s.calls, done: make(chan struct{}, 1)}
+	keys, n := keysOf(s.prefix, r.key, r.limit.Counter()), cmp.Or(r.keys, r.script.keys)
+	c := &call{request: r, ctx: ctx, reads: r.script.reads && !r.plain && !s.noRO.Load(), calls: &s.calls, done: make(chan struct{}, 1)}
 	c.line = append(make([]any, 0, 3+len(keys)+len(r.args)+2), nil, nil, n)
 	for _, k := range keys[:n] {
 		c.line = append(c.line, k)
@@ -129,19 +121,29 @@ func (s *Store) newCall(ctx context.Context, r request) *call {
 	if now, test := storeclock.From(ctx); test {
 		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
 	}
-	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads() {
+	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads && (r.script.timed || c.clock != "") {
 		c.line = append(c.line, c.clock)
 	}
 	return c
 }
 
-// instant is the script argument "not after"; for check, which has none, it is "now".
+// tag is the first key, by which a cluster finds its node.
+func (c *call) tag() string { return c.line[3].(string) }
+
+// declare leaves the command only its first key.
+func (c *call) declare() {
+	n := c.line[2].(int)
+	c.line = slices.Concat(c.line[:4], c.line[3+n:]) // anew, because a hook may keep the old one
+	c.line[2] = 1
+}
+
+// instant is the script argument "not after"; of a script that reads, it is "now".
 // go-redis calls MarshalBinary when it writes the command.
 type instant struct{ c *call }
 
 // MarshalBinary implements encoding.BinaryMarshaler.
 func (i instant) MarshalBinary() ([]byte, error) {
-	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && !i.c.script.reads() {
+	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && !i.c.script.reads {
 		return []byte("1"), nil // long ago
 	}
 	return []byte(i.String()), nil
@@ -149,7 +151,7 @@ func (i instant) MarshalBinary() ([]byte, error) {
 
 // String is for hooks that print commands.
 func (i instant) String() string {
-	if i.c.script.reads() {
+	if i.c.script.reads {
 		return i.c.clock
 	}
 	return strconv.FormatInt(i.c.after, 10)
@@ -160,9 +162,12 @@ func (c *call) stamp(text bool, ahead time.Duration) {
 	if c.clock == "" {
 		c.after = notAfter(c.ctx, ahead)
 	}
-	c.line[0], c.line[1] = "evalsha"+c.script.readOnly, c.script.sha
+	c.line[0], c.line[1] = "evalsha", c.script.sha
 	if text {
-		c.line[0], c.line[1] = "eval"+c.script.readOnly, c.script.source
+		c.line[0], c.line[1] = "eval", c.script.source
+	}
+	if c.reads {
+		c.line[0] = c.line[0].(string) + "_ro"
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.line...)}
 }
@@ -197,7 +202,7 @@ func (c *call) judge(lack error) (now int64) {
 		if c.expired() {
 			c.err = errExpired
 		}
-	case lack != nil && c.script.handsOut != nil && c.script.handsOut(c.reply):
+	case lack != nil && c.script.handsOut != nil && (c.spends || c.script.handsOut(c.reply)):
 		c.err = lack
 	}
 	if c.clock != "" {
@@ -239,7 +244,7 @@ func (c *call) complete() (heard bool) {
 }
 
 // late reports whether the caller wants the reply even if it comes after the deadline. The
-// limiter gives back what a late take was charged, because nobody else could.
+// limiter gives back what a late take of a rolling limit was charged, because nobody else could.
 func (c *call) late() bool { return c.detached && c.script.op == "take" }
 
 // await sends the call through g and returns when it has the outcome or the context
@@ -265,7 +270,7 @@ func (c *call) await(g *group) ([]int64, error) {
 const pause = 10 * time.Millisecond
 
 // do makes a call. If it surely was not carried out, do repeats it once. Nothing else repeats
-// a call: the limiter makes a statement again by itself.
+// a call.
 func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 	if r.fault != nil {
 		return nil, r.fault
@@ -282,17 +287,27 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 	}
 	for first := true; ; first = false {
 		c := s.newCall(ctx, r)
-		g := s.group(ctx, c.tag)
+		g := s.group(ctx, c.tag())
 		reply, err := c.await(g)
 		if err == nil {
 			s.known.Store(true)
+			if r.plain {
+				s.noRO.Store(true)
+			}
 			if reply[0]&flagMute != 0 {
 				s.ears.cut(errMute)
 			}
 			return reply, nil
 		}
-		if least := r.script.least; r.keys == 0 && least < r.script.keys && redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and not all keys are there
-			r.keys = least
+		switch {
+		case redis.HasErrorPrefix(err, "TRYAGAIN"): // the slot is moving, and not all keys are there
+			s.known.Store(true)
+			if r.ledgerless && r.keys == 0 {
+				r.keys = 2
+				continue
+			}
+		case c.reads && refusesRO(err):
+			r.plain = true
 			continue
 		}
 		failure := s.failure(r.script.op, err)
@@ -305,7 +320,7 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 // read sends a check to one of the replicas, if there are any, for at most half of the caller's time:
 // a replica that hangs leaves time for the primary. It returns nil without a reply.
 func (s *Store) read(ctx context.Context, r request) []int64 {
-	if len(s.readers) == 0 || !r.script.reads() {
+	if len(s.readers) == 0 || !r.script.reads {
 		return nil
 	}
 	half := time.Second
@@ -329,4 +344,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// refusesRO reports whether a server, or a proxy before it, does not know EVALSHA_RO or EVAL_RO, or does not allow it.
+func refusesRO(err error) bool {
+	return (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command")) && strings.Contains(err.Error(), "_ro'")
 }

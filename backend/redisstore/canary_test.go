@@ -209,7 +209,7 @@ func TestNoCanaryFromRequests(t *testing.T) {
 	_, err := s.Sync(t.Context(), backend.SyncRequest{Key: canaryKey, Client: long, Limit: limit10})
 	require.Error(t, err)
 	e.hear(err)
-	_, err = s.Take(t.Context(), backend.TakeRequest{Key: canaryKey, Limit: limit10, Tokens: 11})
+	_, err = charge(t.Context(), s, canaryKey, limit10, 11)
 	require.Error(t, err)
 	e.hear(err)
 	e.silent()

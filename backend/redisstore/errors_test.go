@@ -130,13 +130,13 @@ func one(ctx context.Context, s *Store, sc *script) (err error) {
 	case syncScript:
 		_, err = s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true})
 	case takeScript:
-		_, err = s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
+		_, err = charge(ctx, s, "k", limit10, 2)
 	case checkScript:
 		_, err = s.Check(ctx, "k", limit10)
 	case settleScript:
 		_, err = s.Settle(ctx, backend.SettleRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Tokens: -2, Limit: 10})
 	case resetScript:
-		_, err = s.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
+		_, err = s.Reset(ctx, "k", limit10)
 	}
 	return err
 }

@@ -121,7 +121,7 @@ func TestFar(t *testing.T) {
 func takeWithin(s *redisstore.Store, key string, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: millions, Tokens: 1})
+	_, err := charge(ctx, s, key, millions, 1)
 	return err
 }
 

@@ -110,7 +110,7 @@ func fuzzOne(ctx context.Context, s backend.Store, op int, l backend.Limit, n in
 		r, err := s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: l, Want: n, Need: n, Exact: true})
 		return r.Grant, r.Returned, err
 	case 1:
-		r, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: l, Tokens: n})
+		r, err := charge(ctx, s, "k", l, n)
 		if r.Allowed {
 			granted = n
 		}

@@ -153,6 +153,9 @@ func (g *group) complete(calls []*call) (missing []*call) {
 			missing = append(missing, c)
 		case g.redirects != nil && isMoved(c.err):
 			c.unwritten()
+			if redis.HasErrorPrefix(c.err, "ASK") { // no key of the counter is here, and there a command may have one new key at most
+				c.declare()
+			}
 			g.redirects.submit(c)
 		default:
 			c.complete()

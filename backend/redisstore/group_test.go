@@ -72,7 +72,7 @@ func (x *crowd) settled() {
 func (x *crowd) take(ctx context.Context, name string, n int, check func(backend.TakeReply, error)) {
 	for i := range n {
 		x.wg.Go(func() {
-			r, err := x.Take(ctx, backend.TakeRequest{Key: fmt.Sprint(name, i), Limit: limit10, Tokens: 1})
+			r, err := charge(ctx, x, fmt.Sprint(name, i), limit10, 1)
 			check(r, err)
 		})
 	}
@@ -212,7 +212,7 @@ func TestWrittenLater(t *testing.T) {
 	s := New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	_, err := charge(ctx, s, "k", limit10, 3)
 	failure, ok := errors.AsType[*backend.Error](err)
 	require.True(t, ok)
 	require.Equal(t, backend.Unavailable, failure.Class, "it was surely not sent: %v", err)
@@ -232,7 +232,7 @@ func TestCloseWaits(t *testing.T) {
 	x.proxy.Delay(200 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := x.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	_, err := charge(ctx, x, "k", limit10, 3)
 	x.unknown(backend.TakeReply{}, err)
 	require.NoError(t, x.Close())
 	require.EqualValues(t, 1, x.server.Calls("evalsha"))
@@ -280,7 +280,7 @@ func TestNumbersReadAsNumbers(t *testing.T) {
 	x.client.AddHook(sees{seen: &seen})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err := x.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	_, err := charge(ctx, x, "k", limit10, 3)
 	require.NoError(t, err)
 	_, err = x.Check(ctx, "k", limit10)
 	require.NoError(t, err)

@@ -94,7 +94,7 @@ func callThrough(t *testing.T, store *redisstore.Store, door string, timeout tim
 		return func(key string) error {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
-			_, err := store.Take(ctx, backend.TakeRequest{Key: key, Limit: backend.Limit(big), Tokens: 1})
+			_, err := charge(ctx, store, key, backend.Limit(big), 1)
 			return err
 		}
 	}

@@ -30,7 +30,7 @@ func TestImpatientCallers(t *testing.T) {
 		defer leave()
 		left := make(chan error, 1)
 		go func() {
-			_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+			_, err := charge(ctx, s, "k", millions, 1)
 			left <- err
 		}()
 		want := context.DeadlineExceeded

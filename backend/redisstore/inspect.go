@@ -1,8 +1,10 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -17,27 +19,40 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-// Inspect implements backend.Inspector with one transaction of five reads. It is for
-// operators, and needs rights that the limiter does not need (MULTI, HGETALL). The client's
-// timeouts bound it, also if ctx is cancelled.
-func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, error) {
-	var none backend.Contents
+// Inspect implements backend.Inspector. To find the counters of a key it walks over all keys of the database with
+// SCAN, a thousand a call: some seconds for ten million keys, in which the server serves others too. In a cluster it asks for
+// the keys of the slot instead, of which a node has thousands. Then one transaction reads the counters. It needs rights that the limiter does not
+// need (SCAN or CLUSTER GETKEYSINSLOT, MULTI, HGETALL). While a slot moves, it misses what has moved. The client's timeouts bound each call.
+func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, error) {
 	if err := backend.ValidateKey(key); err != nil {
-		return none, err
+		return nil, err
 	}
 	if err := s.begin("inspect"); err != nil {
-		return none, err
+		return nil, err
 	}
 	defer s.calls.End()
-	keys := keysOf(s.prefix, key)
-	client := s.group(ctx, keys[0]).client
-	var used, exp *redis.StringCmd
-	var own, ring *redis.MapStringStringCmd
+	tag := tagOf(s.prefix, key)
+	client, err := s.reader(ctx, tag)
+	if err != nil {
+		return nil, s.reading("inspect", err)
+	}
+	names, err := s.counters(ctx, client, tag)
+	if err != nil || len(names) == 0 {
+		return nil, s.reading("inspect", err)
+	}
+	list := make([]stored, len(names))
 	var at *redis.TimeCmd
 	cmds, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		used, exp = p.Get(ctx, keys[0]), p.Get(ctx, keys[1])
-		own, at = p.HGetAll(ctx, keys[2]), p.Time(ctx)
-		ring = p.HGetAll(ctx, ringOf(s.prefix, key)[0])
+		at = p.Time(ctx)
+		for i, name := range names {
+			keys := keysOf(s.prefix, key, name)
+			list[i].counter = name
+			if rolls(name) {
+				list[i].own = p.HGetAll(ctx, keys[0])
+			} else {
+				list[i].used, list[i].end, list[i].own = p.Get(ctx, keys[0]), p.Get(ctx, keys[1]), p.HGetAll(ctx, keys[2])
+			}
+		}
 		return nil
 	})
 	for _, c := range cmds {
@@ -46,67 +61,148 @@ func (s *Store) Inspect(ctx context.Context, key string) (backend.Contents, erro
 		}
 	}
 	if err != nil && err != redis.Nil {
-		return none, s.reading("inspect", err)
+		return nil, s.reading("inspect", err)
 	}
 	now := at.Val()
 	if test, ok := storeclock.From(ctx); ok {
 		now = test
 	}
-	switch r, ok := rolling.Read(ring.Val()); {
-	case !ok:
-		return none, badState("ring")
-	case r.Open(now.UnixMicro()):
-		return r.Contents(now.UnixMicro()), nil
-	case used.Err() == redis.Nil || exp.Err() == redis.Nil:
-		return none, nil
+	var all []backend.Contents
+	for _, c := range list {
+		contents, err := c.read(now)
+		if err != nil {
+			return nil, err
+		}
+		if contents.Window.End != 0 {
+			all = append(all, contents)
+		}
 	}
-	count, err := used.Int64()
+	return all, nil
+}
+
+// reader returns the client of the server that has the key.
+func (s *Store) reader(ctx context.Context, tag string) (redis.UniversalClient, error) {
+	if s.cluster == nil {
+		return s.client, nil
+	}
+	node, err := s.cluster.MasterForKey(ctx, tag)
+	return node, err
+}
+
+// counters returns the names of the counters of a key, in order.
+func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag string) ([]string, error) {
+	found := make(map[string]bool)
+	add := func(name string) {
+		if counter, ok := strings.CutPrefix(name, tag+":"); ok {
+			found[strings.TrimSuffix(strings.TrimSuffix(counter, endKey), ledgerKey)] = true
+		}
+	}
+	if s.cluster != nil {
+		slot, err := client.ClusterKeySlot(ctx, tag).Result()
+		if err != nil {
+			return nil, err
+		}
+		names, err := client.ClusterGetKeysInSlot(ctx, int(slot), math.MaxInt32).Result()
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			add(name)
+		}
+		return slices.Sorted(maps.Keys(found)), nil
+	}
+	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
+	scan := client.Scan(ctx, 0, literal.Replace(tag)+":*", 1000).Iterator()
+	for scan.Next(ctx) {
+		add(scan.Val())
+	}
+	return slices.Sorted(maps.Keys(found)), scan.Err()
+}
+
+func rolls(counter string) bool { return strings.HasSuffix(counter, ":roll") }
+
+// stored is what the keys of a counter hold.
+type stored struct {
+	counter   string
+	used, end *redis.StringCmd // nil if it is rolling
+	own       *redis.MapStringStringCmd
+}
+
+// read returns the open window, as lua/check.lua reads it, or the zero Contents.
+func (c *stored) read(now time.Time) (out backend.Contents, err error) {
+	if rolls(c.counter) {
+		r, ok := rolling.Read(c.own.Val())
+		if !ok {
+			return out, badState("ring")
+		}
+		if r.Open(now.UnixMicro()) {
+			out = r.Contents(now.UnixMicro())
+		}
+		out.Counter = c.counter
+		return out, nil
+	}
+	own := c.own.Val()
+	h := head.FindStringSubmatch(cmp.Or(own["head"], "0 0 0"))
+	if h == nil {
+		return out, badState("ledger")
+	}
+	count, err := strconv.ParseInt(cmp.Or(c.used.Val(), "0"), 10, 64)
 	if err != nil {
-		return none, badState("count")
+		return out, badState("count")
 	}
-	seconds, err := exp.Float64()
+	seconds, err := strconv.ParseFloat(cmp.Or(c.end.Val(), "0"), 64)
 	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) > 1e12 {
-		return none, badState("end of the window")
+		return out, badState("end of the window")
 	}
-	out := backend.Contents{Window: backend.Window(math.Floor(seconds*1000 + 0.5)), Used: max(count, 0)} // as the scripts read it
-	if out.Left = out.Window.Time().Sub(now); out.Left < 0 {
-		return none, nil
+	of, end := window(h[1]), int64(math.Floor(seconds*1000+0.5))
+	count = max(count, 0)
+	if sum := number(h[2]); of.Time().After(now) && (end == 0 || end == of.End) {
+		end, count = of.End, max(count, sum)
 	}
-	_, idle, _ := strings.Cut(own.Val()["w"], "+") // see sync.lua
-	idle, _, _ = strings.Cut(idle, " ")
-	out.Clients, err = ledger(own.Val(), out.Window)
-	if out.Clients != nil {
-		out.Idle, _ = strconv.ParseInt(idle, 10, 64)
+	out = backend.Contents{Counter: c.counter, Window: backend.Window{End: end, Gen: of.Gen}, Used: count}
+	if out.Left = out.Window.Time().Sub(now).Truncate(time.Microsecond); end == 0 || out.Left <= 0 {
+		return backend.Contents{}, nil
 	}
-	out.Left = out.Left.Truncate(time.Microsecond)
+	if of != out.Window {
+		return out, nil
+	}
+	out.Idle = number(h[3])
+	out.Clients, err = accounts(own, h[1])
 	return out, err
 }
 
-// field is the text of a client's field in {k}:own; see sync.lua.
-var field = regexp.MustCompile(`^~?(\d{1,18})(?: (\d{1,18}))?(?: \d+)?(?:\+(\d{0,18}))?(?:@(\d+))?$`)
+// The texts of the ledger's fields; see lua/sync.lua.
+var (
+	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
+	account = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
+)
 
-// ledger reads the clients' fields of {k}:own, except void ones, which are of another window.
-func ledger(own map[string]string, w backend.Window) (list []backend.Account, err error) {
-	if of, _, _ := strings.Cut(own["w"], " "); of != strconv.FormatInt(int64(w), 10) {
-		return nil, nil
-	}
-	era := own["era"]
-	delete(own, "w")
-	delete(own, "era")
-	for name, text := range own {
-		m := field.FindStringSubmatch(text)
+// window reads a window's name.
+func window(text string) backend.Window {
+	end, gen, _ := strings.Cut(text, ".")
+	return backend.Window{End: number(end), Gen: number(gen)}
+}
+
+// number reads digits; none are 0.
+func number(digits string) int64 {
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
+}
+
+// accounts reads the clients' fields of the ledger that are of the window.
+func accounts(own map[string]string, of string) (list []backend.Account, err error) {
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		if name == "head" {
+			continue
+		}
+		m := account.FindStringSubmatch(own[name])
 		switch {
 		case m == nil:
 			return nil, badState("ledger")
-		case m[4] != era:
-			continue
+		case m[2] == of:
+			list = append(list, backend.Account{Client: name, Mine: number(m[3]), Idle: number(m[4]), Left: m[1] != ""})
 		}
-		granted, _ := strconv.ParseInt(m[1], 10, 64)
-		returned, _ := strconv.ParseInt(m[2], 10, 64) // if absent, 0
-		idle, _ := strconv.ParseInt(m[3], 10, 64)
-		list = append(list, backend.Account{Client: name, Granted: granted, Returned: returned, Idle: idle})
 	}
-	slices.SortFunc(list, func(a, b backend.Account) int { return strings.Compare(a.Client, b.Client) })
 	return list, nil
 }
 

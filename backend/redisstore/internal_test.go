@@ -71,7 +71,7 @@ func TestServerClockSteps(t *testing.T) {
 	s.clock.observe(time.Now().Add(-time.Hour).UnixMicro()) // it was an hour behind
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3})
+	got, err := charge(ctx, s, "k", limit10, 3)
 	require.NoError(t, err)
 	require.EqualValues(t, 7, got.Remaining, "charged once")
 }
@@ -83,7 +83,7 @@ func TestTestClockIsNotHeard(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for _, d := range []time.Duration{0, time.Hour, 24 * time.Hour} {
-		_, err := s.Take(storeclock.With(ctx, time.Now().Add(d)), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+		_, err := charge(storeclock.With(ctx, time.Now().Add(d)), s, "k", limit10, 1)
 		require.NoError(t, err)
 	}
 	require.True(t, s.clock.ahead() == 0)

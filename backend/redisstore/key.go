@@ -2,24 +2,42 @@ package redisstore
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 )
 
-// keysOf returns the three keys of a limit: the count's, prefix{key}, the end's and
-// the ledger's. Neither prefix nor the escaped key has braces, so the three lie in one
-// slot of a Redis Cluster, and no two limits have a Redis key in common.
-func keysOf(prefix, key string) [3]string {
-	tag := prefix + "{" + escape(key) + "}"
-	all, n := tag+":exp"+tag+":own", len(tag) // one allocation, because every call makes them
-	return [3]string{all[:n], all[:n+len(":exp")], all[n+len(":exp"):]}
+// tagOf returns prefix{key}, with which all keys of a limit begin. Neither prefix nor the escaped key has braces, so
+// they lie in one slot of a Redis Cluster, and no two keys of a limiter have a Redis key in common.
+func tagOf(prefix, key string) string { return prefix + "{" + escape(key) + "}" }
+
+// keysOf returns the keys of a counter: the count's, prefix{key}:60s, the end's and the ledger's. A rolling limit
+// has only the first.
+func keysOf(prefix, key, counter string) [3]string {
+	var b strings.Builder // one allocation, because every call makes them
+	escaped := escape(key)
+	n := len(prefix) + len(escaped) + len(counter) + len("{}:")
+	b.Grow(2*n + len(endKey+ledgerKey))
+	for _, more := range [...]string{endKey, ledgerKey} {
+		for _, part := range [...]string{prefix, "{", escaped, "}:", counter, more} {
+			b.WriteString(part)
+		}
+	}
+	all := b.String()
+	return [3]string{all[:n], all[:n+len(endKey)], all[n+len(endKey):]}
 }
 
-// ringOf returns the keys of a rolling limit: its ring, and the count of a plain one. They lie in the
-// slot of keysOf.
-func ringOf(prefix, key string) [3]string {
-	tag := prefix + "{" + escape(key) + "}"
-	ring := tag + ":roll"
-	return [3]string{ring, ring[:len(tag)]}
+// What follows the name of the count.
+const (
+	endKey    = ":exp"
+	ledgerKey = ":own"
+)
+
+// split returns what keysOf has put together to the first key, with prefix.
+func split(name, prefix string) (key, counter string, ok bool) {
+	name, ok = strings.CutPrefix(name, prefix+"{")
+	name, counter, closed := strings.Cut(name, "}")
+	key, err := url.PathUnescape(name) // of %XX: see escape
+	return key, strings.TrimPrefix(counter, ":"), ok && closed && err == nil
 }
 
 // escape writes key with %XX for each byte that could break a hash tag or a line. It also

@@ -4,9 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"iter"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -29,58 +27,157 @@ var (
 	check = redis.NewScript(checkSource)
 )
 
-// seconds writes a window's end as {k}:exp holds it.
+// seconds writes a window's end as {k}:60s:exp holds it.
 func seconds(w backend.Window) string {
-	if w%1000 == 0 {
-		return fmt.Sprint(int64(w) / 1000)
+	if w.End%1000 == 0 {
+		return fmt.Sprint(w.End / 1000)
 	}
-	return fmt.Sprintf("%d.%03d", w/1000, w%1000)
+	return fmt.Sprintf("%d.%03d", w.End/1000, w.End%1000)
 }
 
-// TestLayout: what lies in Redis after charges.
+// expiries are the times to live of the counter's keys, Unix ms.
+func expiries(t *testing.T, client *redis.Client, counter string) (all []int64) {
+	t.Helper()
+	for _, key := range []string{counter, counter + ":exp", counter + ":own"} {
+		all = append(all, client.PExpireTime(t.Context(), key).Val().Milliseconds())
+	}
+	return all
+}
+
+// TestLayout: what lies in Redis after charges, and until when.
 func TestLayout(t *testing.T) {
 	client := redistest.Start(t).Client()
 	s := redisstore.New(client, redisstore.WithPrefix("rl:"))
 	ctx := t.Context()
+	const counter = "rl:{user%201}:60s"
 
 	w := take(t, s, "user 1", 1).Window
 	require.Equal(t, w, take(t, s, "user 1", 2).Window)
-	require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "a second charge keeps it")
-	require.Equal(t, "3", client.Get(ctx, "rl:{user%201}").Val())
-	require.Equal(t, seconds(w), client.Get(ctx, "rl:{user%201}:exp").Val())
-	require.EqualValues(t, 2, client.DBSize(ctx).Val(), "no ledger without batches")
+	require.Equal(t, "3", client.Get(ctx, counter).Val())
+	require.Equal(t, seconds(w), client.Get(ctx, counter+":exp").Val())
+	require.EqualValues(t, 2, client.DBSize(ctx).Val(), "no ledger without accounts")
+	gone := w.End + 61_000
+	require.Equal(t, []int64{gone, gone}, expiries(t, client, counter)[:2], "a second charge keeps it")
 
-	sync := func(r backend.SyncRequest) {
-		r.Key, r.Limit, r.Exact = "user 1", limit10, true
-		_, err := s.Sync(ctx, r)
+	a, b := newHolder(s, "p.1", "user 1", limit10), newHolder(s, "p.2", "user 1", limit10)
+	ask := func(h *holder, n, change int64) {
+		t.Helper()
+		_, err := h.ask(ctx, n, change)
 		require.NoError(t, err)
 	}
-	sync(backend.SyncRequest{Client: "a", Want: 4})
-	sync(backend.SyncRequest{Client: "b", Want: 2})
-	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Idle: 1})
-	require.Equal(t, "8", client.Get(ctx, "rl:{user%201}").Val())
+	a.next.Life = 1 << 52 // a number that Lua would print with an exponent
+	ask(a, 4, 0)
+	ask(b, 2, 0)
+	b.next.Idle = 1
+	ask(b, 0, -1)
+	require.Equal(t, "8", client.Get(ctx, counter).Val())
 	require.Equal(t, map[string]string{
-		"w": fmt.Sprintf("%d 2 7 0 3 0+5", w), "a": "4+4", "b": "2 1+1", // 3 were charged before there was a ledger
-	}, client.HGetAll(ctx, "rl:{user%201}:own").Val())
-	require.EqualValues(t, 3, client.DBSize(ctx).Val())
+		"head": fmt.Sprintf("%d 5 2 3 0 0+1 0 0 0 0", w.End), // 3 were charged before there was a ledger
+		"p.1":  fmt.Sprintf("%d 4503599627370496 1 4", w.End), "p.2": fmt.Sprintf("%d 1 2 1+1", w.End),
+	}, client.HGetAll(ctx, counter+":own").Val())
+	require.Equal(t, []int64{gone, gone, gone}, expiries(t, client, counter))
 
-	for _, key := range []string{"rl:{user%201}", "rl:{user%201}:own"} {
-		at := client.PExpireTime(ctx, key).Val()
-		require.Equal(t, int64(w)+1000, at.Milliseconds(), "%s lives a second longer than the window", key)
+	b.next.Leaving, b.next.Idle = true, 0
+	ask(b, 0, 2)
+	require.Equal(t, fmt.Sprintf("~%d 1 3 3", w.End), client.HGet(ctx, counter+":own", "p.2").Val())
+	require.Regexp(t, fmt.Sprintf(`^%d 7 1 3 0 \d{13}$`, w.End), client.HGet(ctx, counter+":own", "head").Val(), "when the limit was used up")
+
+	next, err := s.Reset(ctx, "user 1", limit10)
+	require.NoError(t, err)
+	require.Equal(t, w, next)
+	ask(a, 1, 0)
+	require.Positive(t, a.next.Window.Gen)
+	require.Equal(t, fmt.Sprintf("%d.%d 4503599627370496 2 1", a.next.Window.End, a.next.Window.Gen), client.HGet(ctx, counter+":own", "p.1").Val())
+}
+
+// TestCounters: limits of one key that differ in length, calendar or kind never meet, and Inspect lists them all. Those
+// that differ in tokens share a window.
+func TestCounters(t *testing.T) {
+	for name, client := range map[string]redis.UniversalClient{"server": redistest.Start(t).Client(), "cluster": redistest.StartCluster(t, 2, 0).Client()} {
+		t.Run(name, func(t *testing.T) {
+			s, ctx, key := redisstore.New(client, redisstore.WithPrefix("r*l:")), t.Context(), `user [4]?\2*`
+			zone, err := time.LoadLocation("Europe/Berlin")
+			require.NoError(t, err)
+			begin, end := backend.Calendar{Period: backend.Day, Zone: zone}.Around(time.Now())
+			want := map[string]int64{}
+			for i, l := range []backend.Limit{
+				limit10, {Tokens: 10, Window: 1500 * time.Millisecond * 100}, {Tokens: 10, Window: 61001 * time.Millisecond}, {Tokens: 10, Window: time.Hour},
+				{Tokens: 10, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: backend.Day, Zone: zone}},
+			} {
+				q := backend.Statement{Key: key, Limit: l, Need: int64(i + 1)}
+				if l.Calendar.Period != 0 {
+					q.Begin, q.End = begin.UnixMilli(), end.UnixMilli()
+				}
+				r, err := s.Sync(ctx, q)
+				require.NoError(t, err)
+				require.EqualValues(t, i+1, r.Used)
+				want[l.Counter()] = r.Used
+			}
+			_, err = s.TakeRolling(ctx, backend.TakeRequest{Key: key, Limit: rolling10, Tokens: 7})
+			require.NoError(t, err)
+			want["60s:roll"] = 7
+			larger, err := charge(ctx, s, key, backend.Limit{Tokens: 20, Window: time.Minute}, 12)
+			require.NoError(t, err)
+			require.EqualValues(t, 13, larger.Used)
+			want["60s"] = 13
+			for _, other := range []string{key + "x", `user [4]?\2`, "user 4a2bc"} { // the pattern is no pattern
+				_, err = charge(ctx, s, other, limit10, 1)
+				require.NoError(t, err)
+			}
+			got := map[string]int64{}
+			all, err := s.Inspect(ctx, key)
+			require.NoError(t, err)
+			for _, c := range all {
+				require.Positive(t, c.Left)
+				got[c.Counter] = c.Used
+			}
+			require.Equal(t, want, got)
+			require.Contains(t, got, "day@Europe/Berlin")
+			require.Contains(t, got, "61001ms")
+		})
 	}
-	require.Equal(t, int64(w)+1000+60_000, client.PExpireTime(ctx, "rl:{user%201}:exp").Val().Milliseconds(), "and the end a length longer still")
-	sync(backend.SyncRequest{Client: "b", Window: w, Granted: 2, Returned: 1, Debt: 3, Leaving: true})
-	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 1 10 0 3 %s", w, client.HGet(ctx, "rl:{user%201}:own", "w").Val()[23:]), "a": "4+4", "b": "~2 1 3"},
-		client.HGetAll(ctx, "rl:{user%201}:own").Val())
-	ledger := client.HGetAll(ctx, "rl:{user%201}:own").Val()
-	for _, n := range []int64{-2, 1} {
-		_, err := s.Settle(ctx, backend.SettleRequest{Key: "user 1", Window: w, Tokens: n, Limit: 10})
+}
+
+// TestInspect: what a counter's ledger says of its clients.
+func TestInspect(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s, ctx := redisstore.New(client), t.Context()
+	none, err := s.Inspect(ctx, "k")
+	require.NoError(t, err)
+	require.Empty(t, none)
+	a, b := newHolder(s, "p.1", "k", limit10), newHolder(s, "q.1", "k", limit10)
+	for _, h := range []*holder{a, b} {
+		_, err := h.ask(ctx, 3, 0)
 		require.NoError(t, err)
-		require.Equal(t, int64(w)+1000, client.PExpireTime(ctx, "rl:{user%201}").Val().Milliseconds(), "it keeps it")
 	}
-	require.Equal(t, "10", client.Get(ctx, "rl:{user%201}").Val())
-	ledger["w"] = strings.Replace(ledger["w"], " 0 3 ", " 0 1 ", 1) // the unattributed tokens may be those
-	require.Equal(t, ledger, client.HGetAll(ctx, "rl:{user%201}:own").Val(), "no field of its own")
+	a.next.Idle, b.next.Leaving = 2, true
+	_, err = a.ask(ctx, 0, 0)
+	require.NoError(t, err)
+	_, err = b.ask(ctx, 0, -1)
+	require.NoError(t, err)
+	look := func() backend.Contents {
+		t.Helper()
+		all, err := s.Inspect(ctx, "k")
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		require.Positive(t, all[0].Left)
+		all[0].Left = 0
+		return all[0]
+	}
+	want := backend.Contents{Counter: "60s", Window: a.next.Window, Used: 5, Idle: 2, Clients: []backend.Account{{Client: "p.1", Mine: 3, Idle: 2}, {Client: "q.1", Mine: 2, Left: true}}}
+	require.Equal(t, want, look())
+	for _, lost := range []string{"{k}:60s", "{k}:60s:exp"} { // the ledger tells it
+		require.NoError(t, client.Del(ctx, lost).Err())
+		require.Equal(t, want, look())
+	}
+	_, err = s.Reset(ctx, "k", limit10)
+	require.NoError(t, err)
+	none, err = s.Inspect(ctx, "k")
+	require.NoError(t, err)
+	require.Empty(t, none)
+	_, err = b.ask(ctx, 1, 0)
+	require.NoError(t, err)
+	require.Equal(t, []backend.Account{{Client: "q.1", Mine: 1, Left: true}}, look().Clients, "the other's is of another window")
 }
 
 // TestCountBelowZero: another program's refund went too far. That is not a gift.
@@ -89,23 +186,23 @@ func TestCountBelowZero(t *testing.T) {
 	s := redisstore.New(client)
 	for _, key := range []string{"a", "b", "c"} {
 		take(t, s, key, 1)
-		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}", 5).Err())
+		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}:60s", 5).Err())
 		require.EqualValues(t, 10, remaining(t, s, key))
 		in, err := s.Inspect(t.Context(), key)
 		require.NoError(t, err)
-		require.NotZero(t, in.Window)
-		require.Zero(t, in.Used)
+		require.NotZero(t, in[0].Window)
+		require.Zero(t, in[0].Used)
 	}
 	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
-	sync, err := s.Sync(t.Context(), backend.SyncRequest{Key: "b", Client: "x", Limit: limit10, Want: 10, Exact: true})
+	b := newHolder(s, "x", "b", limit10)
+	r, err := b.ask(t.Context(), 10, 0)
 	require.NoError(t, err)
-	require.EqualValues(t, 10, sync.Grant)
-	require.Zero(t, sync.Remaining)
-	state, err := s.Check(t.Context(), "c", limit10)
+	require.EqualValues(t, 10, r.Grant)
+	require.Zero(t, r.Remaining)
+	require.NoError(t, client.DecrBy(t.Context(), "{b}:60s", 8).Err())
+	r, err = b.ask(t.Context(), 0, -5)
 	require.NoError(t, err)
-	_, err = s.Settle(t.Context(), backend.SettleRequest{Key: "c", Window: state.Window, Tokens: -1, Limit: 10})
-	require.NoError(t, err)
-	require.EqualValues(t, 10, remaining(t, s, "c"))
+	require.EqualValues(t, 5, r.Remaining, "the count is not less than what accounts were charged")
 }
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
@@ -114,9 +211,11 @@ func TestCleansUp(t *testing.T) {
 	client := redistest.Start(t).Client()
 	s := redisstore.New(client)
 	short := backend.Limit{Tokens: 10, Window: time.Millisecond}
-	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: short, Tokens: 1})
+	_, err := charge(t.Context(), s, "k", short, 1)
 	require.NoError(t, err)
-	_, err = s.Sync(t.Context(), backend.SyncRequest{Key: "k2", Client: "a", Limit: short, Want: 1, Need: 1})
+	_, err = newHolder(s, "a", "k2", short).ask(t.Context(), 1, 0)
+	require.NoError(t, err)
+	_, err = s.Reset(t.Context(), "k3", short)
 	require.NoError(t, err)
 	require.Positive(t, client.DBSize(t.Context()).Val())
 	require.Eventually(t, func() bool { return client.DBSize(context.Background()).Val() == 0 }, 10*time.Second, 20*time.Millisecond)
@@ -141,48 +240,92 @@ func TestSharesWithGitHub(t *testing.T) {
 	end := now.Unix() + 60
 
 	// They open the window, and we charge to it.
-	require.Equal(t, []int64{3, end}, theirs(rate, "{them}", 3, end, clock(0)))
+	require.Equal(t, []int64{3, end}, theirs(rate, "{them}:60s", 3, end, clock(0)))
 	for _, r := range []struct{ n, remaining int64 }{{4, 3}, {4, 3}} {
-		got, err := s.Take(at(time.Second), backend.TakeRequest{Key: "them", Limit: limit10, Tokens: r.n})
+		got, err := charge(at(time.Second), s, "them", limit10, r.n)
 		require.NoError(t, err)
-		require.EqualValues(t, end*1000, got.Window)
+		require.EqualValues(t, end*1000, got.Window.End)
 		require.Equal(t, r.remaining, got.Remaining)
 	}
-	sync, err := s.Sync(at(time.Second), backend.SyncRequest{Key: "them", Client: "a", Limit: limit10, Want: 2, Exact: true})
+	a := newHolder(s, "a", "them", limit10)
+	r, err := a.ask(at(time.Second), 2, 0)
 	require.NoError(t, err)
-	require.EqualValues(t, end*1000, sync.Window)
-	require.EqualValues(t, 1, sync.Remaining)
-	require.Equal(t, []int64{9, end}, theirs(check, "{them}", clock(time.Second)))
-	require.Equal(t, []int64{14, end}, theirs(rate, "{them}", 5, end, clock(2*time.Second)), "they know no limit")
+	require.Equal(t, backend.Window{End: end * 1000}, r.Window)
+	require.EqualValues(t, 1, r.Remaining)
+	require.Equal(t, []int64{9, end}, theirs(check, "{them}:60s", clock(time.Second)))
+	require.Equal(t, []int64{14, end}, theirs(rate, "{them}:60s", 5, end, clock(2*time.Second)), "they know no limit")
 	state, err := s.Check(at(2*time.Second), "them", limit10)
 	require.NoError(t, err)
 	require.Zero(t, state.Remaining)
 
 	// We open it, and they charge to it.
-	got, err := s.Take(at(0), backend.TakeRequest{Key: "us", Limit: limit10, Tokens: 2})
+	got, err := charge(at(0), s, "us", limit10, 2)
 	require.NoError(t, err)
-	ours := int64(got.Window) / 1000 // their reply is in whole seconds
-	require.Equal(t, []int64{2, ours}, theirs(check, "{us}", clock(time.Second)))
-	require.Equal(t, []int64{7, ours}, theirs(rate, "{us}", 5, end+100, clock(time.Second)))
+	ours := got.Window.End / 1000 // their reply is in whole seconds
+	require.Equal(t, []int64{2, ours}, theirs(check, "{us}:60s", clock(time.Second)))
+	require.Equal(t, []int64{7, ours}, theirs(rate, "{us}:60s", 5, end+100, clock(time.Second)))
 	state, err = s.Check(at(time.Second), "us", limit10)
 	require.NoError(t, err)
 	require.Equal(t, backend.State{Window: got.Window, Left: 59 * time.Second, Remaining: 3}, state)
 
-	// It ends for both at the same instant.
-	require.Equal(t, []int64{7, ours}, theirs(check, "{us}", clock(60*time.Second)))
-	require.Equal(t, []int64{0, 0}, theirs(check, "{us}", clock(60*time.Second+time.Millisecond)))
+	// It ends for us at the end, and for them no later than a second after.
+	require.Equal(t, []int64{7, ours}, theirs(check, "{us}:60s", clock(60*time.Second)))
+	require.Equal(t, []int64{0, 0}, theirs(check, "{us}:60s", clock(60*time.Second+time.Millisecond)))
 	next := now.Unix() + 120
-	require.Equal(t, []int64{1, next}, theirs(rate, "{us}", 1, next, clock(60*time.Second+time.Millisecond)))
+	require.Equal(t, []int64{1, next}, theirs(rate, "{us}:60s", 1, next, clock(60*time.Second+time.Millisecond)))
 
 	// They opened the next one over our ledger, which is void.
-	require.Equal(t, []int64{1, next}, theirs(rate, "{them}", 1, next, clock(61*time.Second)))
-	sync, err = s.Sync(at(61*time.Second), backend.SyncRequest{
-		Key: "them", Client: "a", Limit: limit10, Window: backend.Window(end * 1000), Granted: 2, Want: 4, Exact: true,
-	})
+	require.Equal(t, []int64{1, next}, theirs(rate, "{them}:60s", 1, next, clock(61*time.Second)))
+	a.next.Runs = false
+	r, err = a.ask(at(61*time.Second), 4, 0)
 	require.NoError(t, err)
-	require.EqualValues(t, next*1000, sync.Window)
-	require.EqualValues(t, 4, sync.Granted)
-	require.EqualValues(t, 5, sync.Remaining)
+	require.EqualValues(t, next*1000, r.Window.End)
+	require.EqualValues(t, 4, r.Mine)
+	require.EqualValues(t, 5, r.Remaining)
+
+	// After a reset they open a window, and we charge to it.
+	void, err := s.Reset(at(62*time.Second), "them", limit10)
+	require.NoError(t, err)
+	require.Equal(t, r.Window, void)
+	require.Equal(t, []int64{0, 0}, theirs(check, "{them}:60s", clock(62*time.Second)))
+	require.Equal(t, []int64{2, next + 5}, theirs(rate, "{them}:60s", 2, next+5, clock(62*time.Second)))
+	r, err = a.ask(at(62*time.Second), 3, 0)
+	require.NoError(t, err)
+	require.Greater(t, r.Window.Gen, void.Gen)
+	require.EqualValues(t, 5, r.Used)
+}
+
+// TestBesideGitHubsClock: their clock is seconds behind, so that to them a window runs that is over to Redis. No count
+// stays without a time to live, whatever of the window Redis has deleted by then.
+func TestBesideGitHubsClock(t *testing.T) {
+	t.Parallel()
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client)
+	short := backend.Limit{Tokens: 10, Window: time.Second}
+	ages, gone := []time.Duration{0, 1500 * time.Millisecond, 2100 * time.Millisecond, 3100 * time.Millisecond}, 0
+	for i, age := range ages {
+		for _, account := range []bool{false, true} {
+			key := fmt.Sprintf("k%d%t", i, account)
+			counter := "{" + key + "}:1s"
+			var r backend.Reply
+			var err error
+			if account {
+				r, err = newHolder(s, "a", key, short).ask(t.Context(), 1, 0)
+			} else {
+				r, err = charge(t.Context(), s, key, short, 1)
+			}
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return time.Since(r.Window.Time()) > age-time.Second }, 10*time.Second, time.Millisecond)
+			if client.Exists(t.Context(), counter).Val() == 0 {
+				gone++
+			}
+			theirs := time.Now().Unix() - 5
+			require.NoError(t, rate.Run(t.Context(), client, []string{counter}, 1, theirs+10, theirs).Err())
+			require.NotEqualValues(t, -1, client.PTTL(t.Context(), counter).Val(), counter)
+		}
+	}
+	require.Positive(t, gone)
+	require.Less(t, gone, 2*len(ages))
 }
 
 // TestGarbage: what other programs left in our keys is an operator's matter.
@@ -191,103 +334,75 @@ func TestGarbage(t *testing.T) {
 	s := redisstore.New(client)
 	end := fmt.Sprint(time.Now().Unix() + 60)
 	w := end + "000"
+	const count, exp, own = "{k}:60s", "{k}:60s:exp", "{k}:60s:own"
 	set := func(name, value string) []any { return []any{"set", name, value} }
 	hash := func(name string, pairs ...any) []any { return append([]any{"hset", name}, pairs...) }
+	ledger := func(pairs ...any) [][]any { return [][]any{set(count, "1"), set(exp, end), hash(own, pairs...)} }
+	all, head, field := []string{"sync", "charge", "check", "reset"}, []string{"sync", "charge", "check", "reset"}, []string{"sync"}
 	for _, row := range []struct {
 		what   string
 		put    [][]any
 		prefix string
-		syncs  bool // only sync looks at it
+		by     []string // who looks at it
 	}{
-		{"a word for a count", [][]any{set("{k}", "many"), set("{k}:exp", end)}, "BADSTATE", false},
-		{"half a token", [][]any{set("{k}", "1.5"), set("{k}:exp", end)}, "BADSTATE", false},
-		{"not a number", [][]any{set("{k}", "nan"), set("{k}:exp", end)}, "BADSTATE", false},
-		{"infinitely many", [][]any{set("{k}", "inf"), set("{k}:exp", end)}, "BADSTATE", false},
-		{"more than can be counted", [][]any{set("{k}", "9007199254740992"), set("{k}:exp", end)}, "BADSTATE", false},
-		{"nothing for a count", [][]any{set("{k}", ""), set("{k}:exp", end)}, "BADSTATE", false},
-		{"a word for an end", [][]any{set("{k}", "1"), set("{k}:exp", "soon")}, "BADSTATE", false},
-		{"no end", [][]any{set("{k}", "1"), set("{k}:exp", "inf")}, "BADSTATE", false},
-		{"not a time", [][]any{set("{k}", "1"), set("{k}:exp", "nan")}, "BADSTATE", false},
-		{"an end before time began", [][]any{set("{k}", "1"), set("{k}:exp", "-1")}, "BADSTATE", false},
-		{"a hash for a count", [][]any{hash("{k}", "a", "1"), set("{k}:exp", end)}, "WRONGTYPE", false},
-		{"a hash for a count, without an end", [][]any{hash("{k}", "a", "1")}, "WRONGTYPE", false},
-		{"a hash for an end", [][]any{set("{k}", "1"), hash("{k}:exp", "a", "1")}, "WRONGTYPE", false},
-		{"a hash for an end, without a count", [][]any{hash("{k}:exp", "a", "1")}, "WRONGTYPE", false},
-		{"a string for a ledger", [][]any{set("{k}", "1"), set("{k}:exp", end), set("{k}:own", "a")}, "WRONGTYPE", true},
-		{"a string for a ledger, without a window", [][]any{set("{k}:own", "a")}, "WRONGTYPE", true},
-		{"a word for an account", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "much")}, "BADSTATE", true},
-		{"four totals", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "5 4 3 2")}, "BADSTATE", true},
-		{"a total below 0", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "-3")}, "BADSTATE", true},
-		{"a total too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "9007199254740992")}, "BADSTATE", true},
-		{"a debt too large", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w, "a", "1 0 9007199254740992")}, "BADSTATE", true},
-		{"a word for a window", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", "soon")}, "BADSTATE", true},
-		{"a word for the clients", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" two")}, "BADSTATE", true},
-		{"a word for a total", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 all")}, "BADSTATE", true},
-		{"too many numbers", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 2 3 4 5 6")}, "BADSTATE", true},
-		{"more unattributed tokens than can be counted", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 1 0 9007199254740992")}, "BADSTATE", true},
-		{"an exhaustion too late to be true", [][]any{set("{k}", "1"), set("{k}:exp", end), hash("{k}:own", "w", w+" 1 1 0 0 9007199254740992")}, "BADSTATE", true},
+		{"a word for a count", [][]any{set(count, "many"), set(exp, end)}, "BADSTATE", all[:3]},
+		{"half a token", [][]any{set(count, "1.5"), set(exp, end)}, "BADSTATE", all[:3]},
+		{"not a number", [][]any{set(count, "nan"), set(exp, end)}, "BADSTATE", all[:3]},
+		{"infinitely many", [][]any{set(count, "inf"), set(exp, end)}, "BADSTATE", all[:3]},
+		{"more than can be counted", [][]any{set(count, "9007199254740992"), set(exp, end)}, "BADSTATE", all[:3]},
+		{"nothing for a count", [][]any{set(count, ""), set(exp, end)}, "BADSTATE", all[:3]},
+		{"a word for an end", [][]any{set(count, "1"), set(exp, "soon")}, "BADSTATE", all},
+		{"no end", [][]any{set(count, "1"), set(exp, "inf")}, "BADSTATE", all},
+		{"not a time", [][]any{set(count, "1"), set(exp, "nan")}, "BADSTATE", all},
+		{"an end before time began", [][]any{set(count, "1"), set(exp, "-1")}, "BADSTATE", all},
+		{"a hash for a count", [][]any{hash(count, "a", "1"), set(exp, end)}, "WRONGTYPE", []string{"check"}},
+		{"a hash for an end", [][]any{set(count, "1"), hash(exp, "a", "1")}, "WRONGTYPE", []string{"check", "reset"}},
+		{"a string for a ledger", [][]any{set(count, "1"), set(exp, end), set(own, "a")}, "WRONGTYPE", all},
+		{"a string for a ledger, without a window", [][]any{set(own, "a")}, "WRONGTYPE", all},
+		{"a word for an account", ledger("head", w+" 1 1", "a.1", "much"), "BADSTATE", field},
+		{"an account of one number", ledger("head", w+" 1 1", "a.1", "5"), "BADSTATE", field},
+		{"an account of five numbers", ledger("head", w+" 1 1", "a.1", w+" 1 0 3 2"), "BADSTATE", field},
+		{"an account below 0", ledger("head", w+" 1 1", "a.1", w+" 1 0 -3"), "BADSTATE", field},
+		{"an account too large", ledger("head", w+" 1 1", "a.1", w+" 1 0 9007199254740992"), "BADSTATE", field},
+		{"too much idle", ledger("head", w+" 1 1", "a.1", w+" 1 0 1+9007199254740992"), "BADSTATE", field},
+		{"a word for a window", ledger("head", "soon 1 1"), "BADSTATE", head},
+		{"a word for a generation", ledger("head", w+".one 1 1"), "BADSTATE", head},
+		{"a window too late to be true", ledger("head", "9007199254740992 1 1"), "BADSTATE", head[:2]},
+		{"a word for the sum", ledger("head", w+" all 1"), "BADSTATE", head},
+		{"a word for the clients", ledger("head", w+" 1 two"), "BADSTATE", head[:2]},
+		{"too many clients", ledger("head", w+" 1 9007199254740992"), "BADSTATE", head[:2]},
+		{"two rare numbers", ledger("head", w+" 1 1 2 3"), "BADSTATE", field},
+		{"four rare numbers", ledger("head", w+" 1 1 2 3 4 5"), "BADSTATE", field},
+		{"more claimable than can be counted", ledger("head", w+" 1 1 9007199254740992 0 0"), "BADSTATE", field},
+		{"an exhaustion too late to be true", ledger("head", w+" 1 1 0 0 9007199254740992"), "BADSTATE", field},
+		{"three numbers of calls", ledger("head", w+" 1 1+1 2 3"), "BADSTATE", field},
+		{"too many calls", ledger("head", w+" 1 1+1 9007199254740992 1 1 1"), "BADSTATE", field},
 	} {
 		t.Run(row.what, func(t *testing.T) {
-			require.NoError(t, client.FlushDB(t.Context()).Err())
-			for _, cmd := range row.put {
-				require.NoError(t, client.Do(t.Context(), cmd...).Err())
-			}
-			before := contents(t, client)
-			for op, err := range allCalls(t.Context(), s, "k") {
-				if row.syncs && op != "sync" {
+			calls := callsOf(s, "k")
+			for i, name := range all {
+				require.NoError(t, client.FlushDB(t.Context()).Err())
+				for _, cmd := range row.put {
+					require.NoError(t, client.Do(t.Context(), cmd...).Err())
+				}
+				before := contents(t, client)
+				err := calls[i].do(t.Context())
+				looks := false
+				for _, who := range row.by {
+					looks = looks || who == name
+				}
+				if !looks {
 					continue
 				}
 				var failure *backend.Error
-				require.ErrorAs(t, err, &failure, op)
+				require.ErrorAs(t, err, &failure, name)
 				require.Equal(t, backend.Rejected, failure.Class)
-				require.Equal(t, op, failure.Op)
-				require.True(t, redis.HasErrorPrefix(failure.Err, row.prefix), "%s: %v", op, err)
+				require.True(t, failure.KeyOnly)
+				require.Equal(t, calls[i].op, failure.Op)
+				require.True(t, redis.HasErrorPrefix(failure.Err, row.prefix), "%s: %v", name, err)
 				require.Equal(t, before, contents(t, client), "nothing is written")
 			}
 		})
-	}
-}
-
-// call is one call of a store.
-type call struct {
-	op string
-	do func(ctx context.Context) error
-}
-
-// callsOf are one call of each kind, each for one token.
-func callsOf(s backend.Store, key string) []call {
-	return []call{
-		{"sync", func(ctx context.Context) error {
-			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "a", Limit: limit10, Want: 1, Need: 1})
-			return err
-		}},
-		{"take", func(ctx context.Context) error {
-			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
-			return err
-		}},
-		{"check", func(ctx context.Context) error {
-			_, err := s.Check(ctx, key, limit10)
-			return err
-		}},
-		{"settle", func(ctx context.Context) error {
-			_, err := s.Settle(ctx, backend.SettleRequest{Key: key, Window: 1, Tokens: -1, Limit: 10})
-			return err
-		}},
-		{"reset", func(ctx context.Context) error {
-			_, err := s.Reset(ctx, backend.ResetRequest{Key: key, Limit: limit10})
-			return err
-		}},
-	}
-}
-
-// allCalls makes one call of each kind and yields the errors.
-func allCalls(ctx context.Context, s backend.Store, key string) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		for _, c := range callsOf(s, key) {
-			if !yield(c.op, c.do(ctx)) {
-				return
-			}
-		}
 	}
 }
 
@@ -299,16 +414,4 @@ func contents(t *testing.T, client *redis.Client) map[string]string {
 		all[key] = fmt.Sprint(client.Dump(t.Context(), key).Val(), client.PExpireTime(t.Context(), key).Val())
 	}
 	return all
-}
-
-// TestLedgerOfOthers: a ledger without our own fields is no reason to divide by 0.
-func TestLedgerOfOthers(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	w := take(t, s, "k", 1).Window
-	require.NoError(t, client.HSet(t.Context(), "{k}:own", "w", int64(w)).Err())
-	got, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 9})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, got.Clients)
-	require.EqualValues(t, 9, got.Grant)
 }

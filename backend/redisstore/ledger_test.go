@@ -35,7 +35,7 @@ func TestLedgerLost(t *testing.T) {
 	}
 	holders[2].Returned = 50
 	require.EqualValues(t, 650, state(2).Remaining)
-	taken, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit, Tokens: 100})
+	taken, err := charge(t.Context(), s, "k", limit, 100)
 	require.NoError(t, err)
 	require.EqualValues(t, 550, taken.Remaining)
 
@@ -68,12 +68,12 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 	for what, next := range map[string]func(t *testing.T, s *redisstore.Store) time.Duration{
 		"next window": func(*testing.T, *redisstore.Store) time.Duration { return time.Minute + 100*time.Millisecond },
 		"reset": func(t *testing.T, s *redisstore.Store) time.Duration {
-			_, err := s.Reset(storeclock.With(t.Context(), base.Add(time.Second)), backend.ResetRequest{Key: "k", Limit: minute})
+			_, err := s.Reset(storeclock.With(t.Context(), base.Add(time.Second)), "k", minute)
 			require.NoError(t, err)
 			return time.Second
 		},
 		"taken first": func(t *testing.T, s *redisstore.Store) time.Duration {
-			_, err := s.Take(storeclock.With(t.Context(), base.Add(time.Minute+100*time.Millisecond)), backend.TakeRequest{Key: "k", Limit: minute, Tokens: 1})
+			_, err := charge(storeclock.With(t.Context(), base.Add(time.Minute+100*time.Millisecond)), s, "k", minute, 1)
 			require.NoError(t, err)
 			return time.Minute + 200*time.Millisecond
 		},
@@ -128,7 +128,7 @@ func TestUnknownLength(t *testing.T) {
 	require.NoError(t, rate.Run(t.Context(), client, []string{"{k}"}, 3, end, now.Unix()).Err())
 	for _, window := range []time.Duration{time.Second, time.Minute, time.Hour} {
 		limit := backend.Limit{Tokens: 10, Window: window}
-		r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit, Tokens: 1})
+		r, err := charge(t.Context(), s, "k", limit, 1)
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.Zero(t, r.Length)
@@ -149,7 +149,7 @@ func TestUnknownLength(t *testing.T) {
 	whole(t, client, fresh.Window)
 	// Only what lies further ahead than any window can be is brought back.
 	require.NoError(t, client.Set(t.Context(), "{k}:exp", now.Unix()+400*24*3600, time.Hour).Err())
-	r, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 1})
+	r, err := charge(t.Context(), s, "k", limit10, 1)
 	require.NoError(t, err)
 	require.LessOrEqual(t, r.Left, time.Minute)
 }

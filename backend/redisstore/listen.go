@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -246,7 +246,7 @@ func (e *ears) test(ctx context.Context, process string) {
 // hello sends a process a message of kind Hearing, by a script. The script does not use the key, but
 // some services refuse a script that names none.
 func (s *Store) hello(ctx context.Context, server redis.UniversalClient, key, process string) error {
-	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 {}')", []string{keysOf(s.prefix, key)[0]}, s.channel(process)).Err()
+	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 0 ' .. KEYS[1])", []string{tagOf(s.prefix, key)}, s.channel(process)).Err()
 }
 
 // cut records that nobody hears anything, and why.
@@ -281,7 +281,10 @@ func (s *Store) Publish(ctx context.Context, m backend.Message) error {
 		return err
 	}
 	defer s.calls.End()
-	text := fmt.Sprintf("%d %d %d %s", m.Kind, m.Window, m.Limit, keysOf(s.prefix, m.Key)[0])
+	text := fmt.Sprintf("%d %d %d %d %s", m.Kind, m.Window.End, m.Window.Gen, m.Limit, tagOf(s.prefix, m.Key))
+	if m.Counter != "" {
+		text += ":" + m.Counter
+	}
 	return s.reading("publish", s.client.Publish(ctx, s.channel(""), text).Err())
 }
 
@@ -290,15 +293,18 @@ func (s *Store) channel(process string) string { return s.prefix + "reservoir:" 
 
 // parse reads a message as the scripts write it.
 func (s *Store) parse(text string) (m backend.Message, ok bool) {
-	parts := strings.SplitN(text, " ", 4)
-	if len(parts) < 4 {
+	parts := strings.SplitN(text, " ", 5)
+	if len(parts) < 5 {
 		return m, false
 	}
-	kind, err1 := strconv.ParseUint(parts[0], 10, 8)
-	window, err2 := strconv.ParseInt(parts[1], 10, 64)
-	limit, err3 := strconv.ParseInt(parts[2], 10, 64)
-	name := strings.TrimSuffix(strings.TrimPrefix(parts[3], s.prefix+"{"), "}")
-	key, err4 := url.PathUnescape(name) // of %XX: see escape
-	m = backend.Message{Kind: backend.Kind(kind), Key: key, Window: backend.Window(window), Limit: limit}
-	return m, errors.Join(err1, err2, err3, err4) == nil
+	var n [4]int64
+	for i := range n {
+		var err error
+		if n[i], err = strconv.ParseInt(parts[i], 10, 64); err != nil || n[i] < 0 {
+			return m, false
+		}
+	}
+	key, counter, ok := split(parts[4], s.prefix)
+	m = backend.Message{Kind: backend.Kind(min(n[0], math.MaxUint8)), Key: key, Counter: counter, Window: backend.Window{End: n[1], Gen: n[2]}, Limit: n[3]}
+	return m, ok
 }

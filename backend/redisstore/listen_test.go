@@ -211,7 +211,7 @@ func TestResetByAUserWhoMayNotPublish(t *testing.T) {
 	require.NoError(t, l.await(true))
 	take(t, s, "k", 4)
 	server.SetUser(line + " -publish")
-	state, err := s.Reset(t.Context(), backend.ResetRequest{Key: "k", Limit: limit10})
+	state, err := s.Reset(t.Context(), "k", limit10)
 	require.NoError(t, err)
 	require.EqualValues(t, 10, state.Remaining)
 	require.Equal(t, backend.Rejected, class(t, l.await(false)))
@@ -228,7 +228,7 @@ func TestListenerFollowsFailover(t *testing.T) {
 	require.Error(t, l.await(false))
 	require.Eventually(t, func() bool { return l.Err("k") == nil }, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool {
-		_, err := s.Take(context.Background(), backend.TakeRequest{Key: "t", Limit: limit10, Tokens: 1})
+		_, err := charge(context.Background(), s, "t", limit10, 1)
 		return err == nil
 	}, time.Minute, 10*time.Millisecond)
 	require.EqualValues(t, 1, recall(t, s, "k", "a").Called)

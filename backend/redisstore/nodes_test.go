@@ -39,7 +39,7 @@ func newNodes(t *testing.T) *nodes {
 		o.Dialer, o.MinIdleConns = redistest.Dialer(all...), 2*pipelines
 	})
 	x.Store = New(client)
-	_, err := x.Take(t.Context(), backend.TakeRequest{Key: "first", Limit: limit10, Tokens: 1})
+	_, err := charge(t.Context(), x, "first", limit10, 1)
 	require.NoError(t, err)
 	require.True(t, x.known.Load(), "the slots are known now")
 	x.await(func() bool { return client.PoolStats().IdleConns >= 3*2*pipelines })
@@ -103,7 +103,7 @@ func TestSickNode(t *testing.T) {
 	for _, node := range well {
 		for _, key := range x.keys(node, "well", n) {
 			others.Go(func() {
-				x.allowed(x.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1}))
+				x.allowed(charge(t.Context(), x, key, limit10, 1))
 			})
 		}
 	}
@@ -210,7 +210,7 @@ func TestSlotIsOnBothSides(t *testing.T) {
 	x.wg.Wait()
 	x.cluster.OpenSlot(from, to, x.cluster.SlotOf(key))
 	from.MigrateKeys(to, tag) // its end has not gone
-	_, err := x.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 1})
+	_, err := charge(t.Context(), x, key, limit10, 1)
 	requireRow(t, backend.Unavailable, true, err)
 	require.Zero(t, to.Calls("evalsha"))
 	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})

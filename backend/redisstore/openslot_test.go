@@ -33,14 +33,14 @@ func TestWholeLedgerInAnOpenSlot(t *testing.T) {
 		left []string // in the ledger
 	}{
 		"reset": {func(key string) error {
-			_, err := s.Reset(at(time.Second), backend.ResetRequest{Key: key, Limit: limit10})
+			_, err := s.Reset(at(time.Second), key, limit10)
 			return err
 		}, []string{"a", "b", "era", "w"}},
 		"next":     {func(key string) error { return sync(key, "b", 60100*time.Millisecond) }, []string{"b", "era", "w"}},
 		"newcomer": {func(key string) error { return sync(key, "c", 60100*time.Millisecond) }, []string{"c", "era", "w"}},
 		"back":     {func(key string) error { return sync(key, "a", -10*time.Minute) }, []string{"a", "era", "w"}},
 		"settle": {func(key string) error {
-			taken, err := s.Take(at(60100*time.Millisecond), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 3})
+			taken, err := charge(at(60100*time.Millisecond), s, key, limit10, 3)
 			if err != nil {
 				return err
 			}

@@ -132,7 +132,7 @@ func TestOpenShards(t *testing.T) {
 		key := fmt.Sprint("k", i)
 		at := pairs[s.Shard(key)]
 		require.Eventually(t, func() bool {
-			_, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: 3})
+			_, err := charge(t.Context(), s, key, limit10, 3)
 			return err == nil
 		}, 10*time.Second, time.Millisecond)
 		require.Eventually(t, func() bool {

@@ -72,7 +72,7 @@ func TestHookPanics(t *testing.T) {
 			defer cancel()
 			call := func() (panicked any, err error) {
 				defer func() { panicked = recover() }()
-				_, err = s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+				_, err = charge(ctx, s, "k", millions, 1)
 				return nil, err
 			}
 			_, err := call()
@@ -121,7 +121,7 @@ func TestHookPanicsUnheard(t *testing.T) {
 		<-left
 		panic("a hook's bug")
 	})
-	_, err := s.Take(ctx, backend.TakeRequest{Key: "k", Limit: millions, Tokens: 1})
+	_, err := charge(ctx, s, "k", millions, 1)
 	close(left)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Contains(t, <-lines, "panic: a hook's bug")

@@ -2,12 +2,11 @@
 // Cluster, through a client of go-redis. [Open] makes the client and the store from a
 // URL, [Options] only the client's options. [OpenShards] spreads keys over servers.
 //
-// A limit on key k is three Redis keys in one slot: {k} counts the tokens charged in
-// the window, {k}:exp holds the window's end, and {k}:own is the ledger of the tokens
-// granted to each client. {k} and {k}:own expire a second after the window. {k}:exp
-// expires a window's length later still, so that it shows how long the window is. The
-// scripts that change these keys are in package lua. A rolling limit has one key, {k}:roll. The first two keys have the layout
-// of GitHub's rate limiter, so a program that runs GitHub's scripts shares the limit.
+// A limit of 60 s on key k is three Redis keys in one slot: {k}:60s counts the tokens charged in
+// the window, {k}:60s:exp holds the window's end, and {k}:60s:own is the ledger of what each client was
+// charged. They expire together, up to a minute after the window. Limits of other lengths or calendars have other
+// keys ([backend.Limit.Counter]), and a rolling limit has one, {k}:60s:roll. The scripts that change them are in package lua. The first
+// two keys have the layout of GitHub's rate limiter, so a program that runs GitHub's scripts on {k}:60s shares the limit.
 //
 // # The client
 //
@@ -25,18 +24,19 @@
 //
 // The store repeats a call that surely was not carried out, once, after about 10 ms. A
 // failing server gets at most one repetition for ten calls, after the first few. A limiter
-// makes a statement again by itself, whatever became of it.
+// states its account again by itself, whatever became of the last statement.
 //
 // Set cluster-require-full-coverage to "no". Otherwise a cluster answers CLUSTERDOWN for
 // every key from the failure of a master until the election of another. While a slot
-// moves, Redis answers TRYAGAIN for new keys and for limits whose keys are on both
-// nodes. Move slots in small steps, so that no caller sees it.
+// moves, new keys are served where it moves to, and others where they are; Redis answers TRYAGAIN only about a counter
+// whose keys are on both nodes, while they move.
 package redisstore
 
 import (
 	"cmp"
 	"context"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 
@@ -44,6 +44,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/inflight"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New] or
@@ -57,7 +58,8 @@ type Store struct {
 	err      error // a fault of the set-up
 
 	route
-	readers []*group // to replicas
+	readers []*group    // to replicas
+	noRO    atomic.Bool // EVALSHA was served where EVALSHA_RO was refused
 	clock   serverClock
 	ears    ears
 
@@ -74,8 +76,8 @@ var (
 // Option changes a default of New.
 type Option func(*Store)
 
-// WithPrefix puts prefix before every Redis key: prefix{k}, prefix{k}:exp,
-// prefix{k}:own. The default is no prefix. A prefix has no braces, blanks or control
+// WithPrefix puts prefix before every Redis key: prefix{k}:60s, prefix{k}:60s:exp,
+// prefix{k}:60s:own. The default is no prefix. A prefix has no braces, blanks or control
 // characters. Stores with different prefixes share nothing.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) { s.prefix = prefix }
@@ -160,106 +162,85 @@ func rejected(op string, err error) error {
 // Flags of a script's reply.
 const (
 	flagLate     = 1
-	flagCarried  = 2
+	flagAstray   = 2 // of sync
+	flagVoid     = 4 // of sync
+	flagCarried  = 2 // these are of a rolling limit
 	flagLearning = 4
 	flagAllowed  = 8
 	flagDone     = flagAllowed // of settle
-	flagConflict = 16
-	flagMute     = 32  // the user may not publish
-	flagIdle     = 64  // of take
-	flagCalled   = 128 // of take
+	flagIdle     = 64          // of take
+	flagCalled   = 128         // of take
+	flagMute     = 32          // the user may not publish
 )
 
 // Sync implements backend.Store with one EVALSHA.
-func (s *Store) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	var out backend.SyncReply
-	if r.Limit.Rolls {
-		return s.syncRolling(ctx, r)
+func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	_, tested := storeclock.From(ctx)
+	args := append(make([]any, 0, 19), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Want, q.Need, q.Least,
+		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, tested), q.Life, q.Seq)
+	if q.End|q.Window.End|q.Window.Gen|q.Mine|q.Change|q.Used|q.Idle|q.Pace|q.Run != 0 { // a first contact has none of these
+		args = append(args, q.Window.End, q.Window.Gen, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run)
+		if q.End != 0 {
+			args = append(args, q.Begin, q.End)
+		}
 	}
-	args := []any{r.Client, r.Limit.Tokens, r.Limit.Window.Milliseconds(), r.Want, r.Need, r.Least, bits(r.Exact, r.Idle < 0, r.Waited)}
-	if r.Leaving || r.Peers|r.Pace|int64(r.End|r.Next|r.Window)|int64(r.OpenLength) != 0 { // a first contact has none of these
-		args = append(args, r.Peers, r.Pace, int64(r.End), int64(r.Next), r.Leaving, int64(r.Window), r.Granted, r.Returned, r.Debt, r.Total, r.Used, r.OpenLength.Milliseconds(), max(r.Idle, 0), r.Run)
+	r := request{script: syncScript, fault: q.Validate(), key: q.Key, limit: q.Limit, args: args, spends: q.Change > 0, detached: q.Detached}
+	r.ledgerless = q.Client == ""
+	v, err := s.do(ctx, r)
+	switch {
+	case err != nil:
+		return backend.Reply{}, err
+	case v[0]&(flagAstray|flagVoid) != 0:
+		return backend.Reply{Now: v[1], Astray: v[0]&flagAstray != 0, Void: v[0]&flagVoid != 0}, nil
 	}
-	v, err := s.do(ctx, request{script: syncScript, fault: r.Validate(), key: r.Key, args: args, detached: r.Detached})
-	if err != nil {
-		return out, err
-	}
-	if len(v) == firstContact {
-		return backend.SyncReply{State: state(v), Grant: v[5], Granted: v[5], Total: v[5], Clients: 1}, nil
-	}
-	if v[0]&flagConflict != 0 {
-		return backend.SyncReply{State: state(v), Granted: r.Granted, Returned: r.Returned, Debt: r.Debt, Clients: v[10]}, nil
-	}
-	return backend.SyncReply{
-		State:      state(v),
-		Grant:      v[5],
-		Recovered:  v[6],
-		Granted:    v[7],
-		Returned:   v[8],
-		Debt:       v[9],
-		Clients:    v[10],
-		Reasserted: v[11],
-		Lasted:     time.Duration(v[12]) * time.Millisecond,
-		Carried:    v[0]&flagCarried != 0,
-		Total:      v[13],
-		Learning:   v[0]&flagLearning != 0,
-		Over:       v[14],
-		Idle:       v[15],
-		Called:     v[16],
+	return backend.Reply{
+		State:   state(v, q.Limit),
+		Now:     v[1],
+		Used:    v[4],
+		Mine:    v[5],
+		Grant:   v[6],
+		Clients: v[7],
+		Lasted:  time.Duration(v[8]) * time.Millisecond,
+		Idle:    v[9],
+		Called:  v[10],
 	}, nil
 }
 
-// Take implements backend.Store with one EVALSHA. If ctx ends before the reply comes,
-// the tokens may stay charged until the window ends. The reply to a detached Take that was
-// sent is awaited beyond the deadline, for two seconds or the client's timeouts.
-func (s *Store) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	q := request{script: takeScript, fault: r.Validate(), key: r.Key, detached: r.Detached}
-	if r.Limit.Rolls {
-		q = q.rolling(takeRolling, r.Limit, r.OpenLength, r.Tokens, min(r.Within, r.Limit.Window/4).Microseconds())
-	} else {
-		q.args = []any{r.Tokens, r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
-	}
-	v, err := s.do(ctx, q)
-	if v == nil {
-		return backend.TakeReply{}, err
-	}
-	flags := v[0]
-	return backend.TakeReply{State: state(v), Allowed: flags&flagAllowed != 0, Idle: flags&flagIdle != 0, Called: flags&flagCalled != 0}, err
-}
-
-// Check implements backend.Store with one EVALSHA_RO, to a replica if there are any.
+// Check implements backend.Store with one EVALSHA_RO, to a replica if there are any, or with EVALSHA if a server
+// or a proxy refuses that.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	q := request{script: checkScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, args: []any{l.Tokens, l.Window.Milliseconds()}}
+	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
 	if l.Rolls {
-		q = q.rolling(checkRolling, l, 0, 0)
+		q := rollingCall(checkRolling, key, l, 0)
+		q.fault = fault
+		v, err := s.do(ctx, q)
+		if err != nil {
+			return backend.State{}, err
+		}
+		return rollingState(v), nil
 	}
-	v, err := s.do(ctx, q)
-	return state(v), err
-}
-
-// Settle implements backend.Store with one EVALSHA.
-func (s *Store) Settle(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	q, over := request{script: settleScript, fault: r.Validate(), key: r.Key, args: []any{r.Tokens, r.Limit, int64(r.Window)}}, 2
-	if r.Rolling != 0 {
-		q, over = q.rolling(settleRolling, backend.Limit{Tokens: r.Limit, Window: r.Rolling}, 0, r.Tokens, int64(r.Window)), 3
-	}
-	v, err := s.do(ctx, q)
+	v, err := s.do(ctx, request{script: checkScript, fault: fault, key: key, limit: l})
 	if err != nil {
-		return backend.SettleReply{}, err
+		return backend.State{}, err
 	}
-	return backend.SettleReply{Open: v[0]&flagDone != 0, Over: v[over]}, nil
+	return state(v, l), nil
 }
 
 // Reset implements backend.Store with one EVALSHA, to the primary.
-func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.State, error) {
-	q := request{script: resetScript, fault: r.Validate(), key: r.Key}
-	if r.Limit.Rolls {
-		q = q.rolling(resetRolling, r.Limit, r.OpenLength)
-	} else {
-		q.args = []any{r.Limit.Tokens, r.Limit.Window.Milliseconds(), int64(r.End), int64(r.Next), r.OpenLength.Milliseconds()}
+func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
+	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
+	if l.Rolls {
+		q := rollingCall(resetRolling, key, l)
+		q.fault = fault
+		_, err := s.do(ctx, q)
+		return backend.Window{}, err
 	}
-	v, err := s.do(ctx, q)
-	return state(v), err
+	length := l.At(time.Now()).Window.Milliseconds()
+	v, err := s.do(ctx, request{script: resetScript, fault: fault, key: key, limit: l, args: []any{length}})
+	if v == nil {
+		return backend.Window{}, err
+	}
+	return backend.Window{End: v[2], Gen: v[3]}, err
 }
 
 // Shard names the server of the key, so that a limiter can judge the failures of each
@@ -267,7 +248,10 @@ func (s *Store) Reset(ctx context.Context, r backend.ResetRequest) (backend.Stat
 // client's slot table. It is "" for a single server, and in a cluster until the first
 // call has succeeded. It does no I/O.
 func (s *Store) Shard(key string) string {
-	if node := s.node(context.Background(), keysOf(s.prefix, key)[0]); node != nil {
+	if s.cluster == nil || backend.ValidateKey(key) != nil {
+		return ""
+	}
+	if node := s.node(context.Background(), tagOf(s.prefix, key)); node != nil {
 		return node.Options().Addr
 	}
 	return ""
@@ -283,21 +267,13 @@ func bits(all ...bool) (sum int) {
 	return sum
 }
 
-// state reads the first fields of a reply. All scripts except settle have them. No reply
-// is the zero State.
-func state(v []int64) backend.State {
-	if v == nil {
-		return backend.State{}
-	}
-	out := backend.State{
-		Window:    backend.Window(v[2]),
-		Left:      max(time.Duration(v[2]*1000-v[1])*time.Microsecond, 0),
-		Remaining: v[3],
-		Length:    time.Duration(v[4]) * time.Millisecond,
-		Conflict:  v[0]&flagConflict != 0,
-	}
-	if len(v) == rolled || len(v) == syncRolling.fields {
-		out.Left, out.Frees = time.Duration(v[5])*time.Microsecond, time.Duration(v[6])*time.Microsecond
+// state reads the first fields of a reply about fixed windows.
+func state(v []int64, l backend.Limit) backend.State {
+	out := backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(l.Tokens-v[4], 0)}
+	if v[2] != 0 {
+		out.Left = max(microseconds(v[2]*1000-v[1]), 0)
 	}
 	return out
 }
+
+func microseconds(n int64) time.Duration { return time.Duration(n) * time.Microsecond }

@@ -81,7 +81,7 @@ func TestInspectFollowsASlot(t *testing.T) {
 	c := redistest.StartCluster(t, 3, 0)
 	s := redisstore.New(c.Client())
 	key := keysIn(c, c.SlotsOf(c.Nodes[0]), "k", 1)[0]
-	_, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: millions, Tokens: 7})
+	_, err := charge(t.Context(), s, key, millions, 7)
 	require.NoError(t, err)
 	c.Reshard(c.Nodes[0], c.Nodes[1], []int{c.SlotOf(key)})
 	_, err = s.Inspect(t.Context(), key)

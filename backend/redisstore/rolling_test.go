@@ -21,7 +21,7 @@ var rolling10 = backend.Limit{Tokens: 10, Window: time.Minute}.Rolling()
 // roll charges a rolling limit under the real clock.
 func roll(t *testing.T, s *redisstore.Store, key string, n int64) backend.TakeReply {
 	t.Helper()
-	r, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: rolling10, Tokens: n, Within: time.Second})
+	r, err := s.TakeRolling(t.Context(), backend.TakeRequest{Key: key, Limit: rolling10, Tokens: n, Within: time.Second})
 	require.NoError(t, err)
 	return r
 }
@@ -34,7 +34,7 @@ func TestRollingLayout(t *testing.T) {
 	ctx := storeclock.With(t.Context(), now)
 	sync := func(r backend.SyncRequest) backend.SyncReply {
 		r.Key, r.Limit, r.Exact = "user 1", rolling10, true
-		got, err := s.Sync(ctx, r)
+		got, err := s.SyncRolling(ctx, r)
 		require.NoError(t, err)
 		return got
 	}
@@ -61,7 +61,7 @@ func TestRollingLayout(t *testing.T) {
 	require.ElementsMatch(t, []string{"h", "c", "<", "new.0", "process.0", "..b"}, client.HKeys(ctx, "rl:{user%201}:roll").Val(), "clients of another era are deleted later")
 
 	short := backend.Limit{Tokens: 10, Window: backend.MinRolling}.Rolling()
-	_, err := s.Take(t.Context(), backend.TakeRequest{Key: "short", Limit: short, Tokens: 1})
+	_, err := s.TakeRolling(t.Context(), backend.TakeRequest{Key: "short", Limit: short, Tokens: 1})
 	require.NoError(t, err)
 	require.NoError(t, client.Del(t.Context(), "rl:{user%201}:roll").Err())
 	require.Eventually(t, func() bool { return client.DBSize(t.Context()).Val() == 0 }, 10*time.Second, 20*time.Millisecond)
@@ -73,7 +73,7 @@ func TestRollingClockAfterSilence(t *testing.T) {
 	client := redistest.Start(t).Client()
 	s, now := redisstore.New(client), time.UnixMicro(1_900_000_000_000_000)
 	take := func(at time.Duration) backend.TakeReply {
-		r, err := s.Take(storeclock.With(t.Context(), now.Add(at)), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 1, Within: time.Second})
+		r, err := s.TakeRolling(storeclock.With(t.Context(), now.Add(at)), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 1, Within: time.Second})
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		return r
@@ -109,7 +109,7 @@ func TestRollingBytes(t *testing.T) {
 			for i := range accounts {
 				r := &accounts[i]
 				r.Spent = []backend.Spent{{Slice: backend.MaxTokens, Tokens: max(r.Granted-7, 0)}}
-				got, err := s.Sync(storeclock.With(t.Context(), start.Add(time.Duration(step*300+i)*10*time.Millisecond)), *r)
+				got, err := s.SyncRolling(storeclock.With(t.Context(), start.Add(time.Duration(step*300+i)*10*time.Millisecond)), *r)
 				require.NoError(t, err)
 				r.Account, r.Window, r.Granted, r.Total, r.Peers = got.Account, got.Window, got.Granted, got.Total, got.Clients
 			}
@@ -143,9 +143,9 @@ func TestRollingAck(t *testing.T) {
 	q := backend.SyncRequest{Key: "k", Client: "a.1", Limit: rolling10, Want: 4, Need: 1, Exact: true}
 	r.Link(0).Hold(true)
 	for op, call := range map[string]func() error{
-		"sync": func() error { _, err := s.Sync(t.Context(), q); return err },
+		"sync": func() error { _, err := s.SyncRolling(t.Context(), q); return err },
 		"take": func() error {
-			_, err := s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 1})
+			_, err := s.TakeRolling(t.Context(), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 1})
 			return err
 		},
 	} {
@@ -160,7 +160,7 @@ func TestRollingAck(t *testing.T) {
 	require.EqualValues(t, 1, r.Primary.Calls("hset"), "written anew, for WAIT to speak of it")
 	r.Link(0).Hold(false)
 	r.AwaitSync()
-	got, err := s.Sync(t.Context(), q)
+	got, err := s.SyncRolling(t.Context(), q)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, got.Recovered)
 	require.EqualValues(t, 5, got.Remaining, "charged once")
@@ -223,12 +223,12 @@ func TestRollingForeign(t *testing.T) {
 		switch rnd.IntN(4) {
 		case 0:
 			var r backend.SyncReply
-			r, err = s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a.1", Limit: rolling10, Want: 9, Need: 9, Exact: rnd.IntN(2) == 0})
+			r, err = s.SyncRolling(t.Context(), backend.SyncRequest{Key: "k", Client: "a.1", Limit: rolling10, Want: 9, Need: 9, Exact: rnd.IntN(2) == 0})
 			assert.LessOrEqual(t, r.Grant-r.Recovered, int64(10))
 		case 1:
-			_, err = s.Take(t.Context(), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 2})
+			_, err = s.TakeRolling(t.Context(), backend.TakeRequest{Key: "k", Limit: rolling10, Tokens: 2})
 		case 2:
-			_, err = s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: backend.Window(now/1000 + 60_000), Tokens: -1, Limit: 10, Rolling: time.Minute})
+			_, err = s.SettleRolling(t.Context(), backend.SettleRequest{Key: "k", Window: backend.Window(now/1000 + 60_000), Tokens: -1, Limit: 10, Rolling: time.Minute})
 		default:
 			_, err = s.Inspect(t.Context(), "k")
 			typed(t, err)
@@ -253,7 +253,7 @@ func TestRollingInAnOpenSlot(t *testing.T) {
 	c := redistest.StartCluster(t, 2, 0)
 	s := redisstore.New(c.Client())
 	q := backend.SyncRequest{Key: "k", Client: "a.1", Limit: rolling10, Want: 2, Need: 2, Exact: true}
-	_, err := s.Sync(t.Context(), q)
+	_, err := s.SyncRolling(t.Context(), q)
 	require.NoError(t, err)
 	from, to := c.NodeOf("k"), c.Nodes[0]
 	if from == to {
@@ -266,10 +266,10 @@ func TestRollingInAnOpenSlot(t *testing.T) {
 		}
 		taken := roll(t, s, "k", 3)
 		require.True(t, taken.Allowed)
-		settled, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: taken.Window, Tokens: -3, Limit: 10, Rolling: time.Minute})
+		settled, err := s.SettleRolling(t.Context(), backend.SettleRequest{Key: "k", Window: taken.Window, Tokens: -3, Limit: 10, Rolling: time.Minute})
 		require.NoError(t, err)
 		require.True(t, settled.Open)
-		got, err := s.Sync(t.Context(), q)
+		got, err := s.SyncRolling(t.Context(), q)
 		require.NoError(t, err)
 		require.EqualValues(t, 2, got.Recovered)
 		state, err := s.Check(t.Context(), "k", rolling10)

@@ -12,7 +12,7 @@ import (
 // route chooses the group of a call. A single server is one group. A cluster has a group
 // for every master: a pipeline waits for its slowest reply, so a node that hangs must not
 // share pipelines with other nodes. A call that its node no longer serves goes alone to
-// the cluster's client, which follows MOVED and ASK.
+// the cluster's client, which follows MOVED and ASK: see [group.complete].
 type route struct {
 	whole    *group
 	cluster  *redis.ClusterClient // its nodes have groups of their own; nil = no cluster

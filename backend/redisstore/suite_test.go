@@ -16,8 +16,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
-var limit10 = backend.Limit{Tokens: 10, Window: time.Minute}
-
 // always returns a factory of the one store.
 func always(s backend.Store) func(*testing.T) backend.Store {
 	return func(*testing.T) backend.Store { return s }
@@ -79,30 +77,6 @@ func TestSentinel(t *testing.T) {
 	t.Parallel()
 	sentinels := startSentinels(t, redistest.StartReplicated(t, 1), 1)
 	backendtest.Run(t, always(redisstore.New(failoverClient(t, sentinels))))
-}
-
-// take charges under the real clock.
-func take(t *testing.T, s *redisstore.Store, key string, n int64) backend.TakeReply {
-	t.Helper()
-	r, err := s.Take(t.Context(), backend.TakeRequest{Key: key, Limit: limit10, Tokens: n})
-	require.NoError(t, err)
-	return r
-}
-
-func remaining(t *testing.T, s *redisstore.Store, key string) int64 {
-	t.Helper()
-	state, err := s.Check(t.Context(), key, limit10)
-	require.NoError(t, err)
-	return state.Remaining
-}
-
-// caughtUp waits until the client sees n tokens charged to the key.
-func caughtUp(t *testing.T, client redis.Cmdable, key string, n int64) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		got, err := client.Get(context.Background(), "{"+key+"}").Int64()
-		return err == nil && got == n
-	}, 5*time.Second, 2*time.Millisecond)
 }
 
 func TestCheckOnReplica(t *testing.T) {

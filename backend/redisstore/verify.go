@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -61,7 +62,7 @@ func (s *Store) servers(ctx context.Context) map[redis.UniversalClient]string {
 	all := make(map[redis.UniversalClient]string)
 	for i := range manyNodes {
 		key := name + ":" + strconv.Itoa(i)
-		node, err := s.cluster.MasterForKey(ctx, keysOf(s.prefix, key)[0])
+		node, err := s.cluster.MasterForKey(ctx, tagOf(s.prefix, key))
 		if err != nil { // a call says why
 			return map[redis.UniversalClient]string{s.client: key}
 		}
@@ -72,44 +73,53 @@ func (s *Store) servers(ctx context.Context) map[redis.UniversalClient]string {
 
 // exercise makes every call on the key. If the server does not answer, it makes no more.
 func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key string) (faults []error) {
-	var window int64
-	ask := func(script *script, args ...any) func() error {
+	fixed := backend.Limit{Tokens: 10, Window: 10 * time.Second}
+	rolls := fixed.Rolling()
+	seq := int64(0)
+	state := func(client string, q backend.Statement) func() error {
 		return func() error {
-			if script == settleScript {
-				args = append(args, max(window, 1))
+			if q.Key, q.Limit = key, fixed; client != "" {
+				seq++
+				q.Client, q.Life, q.Seq = client, 1, seq
 			}
-			v, err := s.do(ctx, request{script: script, key: key, args: args})
-			if err == nil {
-				window = v[2]
-			}
+			_, err := s.Sync(ctx, q)
+			return err
+		}
+	}
+	check := func(key string) func() error {
+		return func() error {
+			_, err := s.Check(ctx, key, fixed)
 			return err
 		}
 	}
 	evaluate := func(command string) func() error { // a script's text is otherwise sent only after a restart
 		return func() error {
-			return s.reading("verify", server.Do(ctx, command, "return 0", 1, keysOf(s.prefix, key)[0]).Err())
+			return s.reading("verify", server.Do(ctx, command, "return 0", 1, tagOf(s.prefix, key)).Err())
 		}
 	}
-	const tokens, length = 10, 10_000
-	state := func(client string) func() error { return ask(syncScript, client, tokens, length, 1, 0, 0, -1) }
 	tries := []func() error{
-		evaluate("eval"), evaluate("eval_ro"),
-		state("a"), state("b"), state("a"),
-		ask(checkScript, tokens, length), ask(takeScript, 2, tokens, length, 0, 0, 0), ask(settleScript, -1, tokens),
-		ask(resetScript, tokens, length, 0, 0, 0), state("c"), // it deletes fields that are void
+		evaluate("eval"),
+		state("a.1", backend.Statement{Want: 9, Need: 1}), state("b.1", backend.Statement{Want: 10, Need: 10}), // it calls idle tokens back
+		state("", backend.Statement{Need: 1}),
+		state("a.1", backend.Statement{}), // it gives back
+		check(key),
+		func() error { _, err := s.Reset(ctx, key, fixed); return err },
+		func() error {
+			_, err := s.SyncRolling(ctx, backend.SyncRequest{Key: key, Client: "a.1", Limit: rolls, Want: 1, Need: 1})
+			return err
+		},
+		func() error { _, err := s.Check(ctx, key, rolls); return err },
 		func() error { return s.hears(ctx, server, key) },
+		s.tidies(ctx, server, key),
 	}
 	if s.cluster == nil { // a node of a cluster serves the keys of its own slots, and no others
 		for i := range otherSlots {
-			tries = append(tries, func() error {
-				_, err := s.do(ctx, request{script: checkScript, key: key + ":" + strconv.Itoa(i), args: []any{tokens, length}})
-				return err
-			})
+			tries = append(tries, check(key+":"+strconv.Itoa(i)))
 		}
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
-			_, err := s.newCall(ctx, request{script: checkScript, key: key, args: []any{tokens, length}}).await(reader)
+			_, err := s.newCall(ctx, request{script: checkScript, key: key, limit: fixed}).await(reader)
 			return s.reading("check of a replica", err)
 		})
 	}
@@ -123,6 +133,15 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		}
 	}
 	return faults
+}
+
+// tidies tries the commands that a script makes only of a ledger with many clients, and whose errors it takes for a no.
+func (s *Store) tidies(ctx context.Context, server redis.UniversalClient, key string) func() error {
+	name := tagOf(s.prefix, key) + ":tidy"
+	return func() error {
+		const text = "redis.call('HLEN', KEYS[1]) redis.call('EXISTS', KEYS[1]) redis.call('HRANDFIELD', KEYS[1], 1, 'WITHVALUES') return redis.call('UNLINK', KEYS[1])"
+		return s.reading("verify", server.Eval(ctx, text, []string{name}).Err())
+	}
 }
 
 // hears returns an error if a message that a script sends does not come back on a connection to

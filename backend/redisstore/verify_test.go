@@ -41,7 +41,7 @@ func TestVerifyNamesAll(t *testing.T) {
 	node := redisstore.New(c.Nodes[0].Client(documented)) // a client that takes it for the whole
 	require.ErrorContains(t, node.Verify(t.Context()), "use a redis-cluster:// URL")
 	elsewhere := keysIn(c, c.SlotsOf(c.Nodes[1]), "k", 1)[0]
-	_, err := node.Take(t.Context(), backend.TakeRequest{Key: elsewhere, Limit: millions, Tokens: 1})
+	_, err := charge(t.Context(), node, elsewhere, millions, 1)
 	failure, _ := errors.AsType[*backend.Error](err)
 	require.Equal(t, backend.Rejected, failure.Class)
 	require.True(t, failure.KeyOnly)

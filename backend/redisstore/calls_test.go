@@ -1,0 +1,108 @@
+package redisstore_test
+
+import (
+	"context"
+	"iter"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
+)
+
+var (
+	limit10   = backend.Limit{Tokens: 10, Window: time.Minute}
+	rolling10 = limit10.Rolling()
+)
+
+// charge charges n tokens without an account, or none.
+func charge(ctx context.Context, s backend.Store, key string, l backend.Limit, n int64) (backend.Reply, error) {
+	return s.Sync(ctx, backend.Statement{Key: key, Limit: l, Need: n})
+}
+
+// take charges under the real clock.
+func take(t *testing.T, s *redisstore.Store, key string, n int64) backend.Reply {
+	t.Helper()
+	r, err := charge(t.Context(), s, key, limit10, n)
+	require.NoError(t, err)
+	return r
+}
+
+func remaining(t *testing.T, s *redisstore.Store, key string) int64 {
+	t.Helper()
+	state, err := s.Check(t.Context(), key, limit10)
+	require.NoError(t, err)
+	return state.Remaining
+}
+
+// caughtUp waits until the client sees n tokens charged to the key.
+func caughtUp(t *testing.T, client redis.Cmdable, key string, n int64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		got, err := client.Get(context.Background(), "{"+key+"}:60s").Int64()
+		return err == nil && got == n
+	}, 5*time.Second, 2*time.Millisecond)
+}
+
+// holder is a client's account with a key.
+type holder struct {
+	s    backend.Store
+	next backend.Statement // with what the last reply said
+}
+
+func newHolder(s backend.Store, client, key string, l backend.Limit) *holder {
+	return &holder{s, backend.Statement{Key: key, Limit: l, Client: client, Life: 1, Hints: backend.Hints{Exact: true}}}
+}
+
+// ask states the account, changed by so many tokens, and asks for n, which callers wait for.
+func (h *holder) ask(ctx context.Context, n, change int64) (backend.Reply, error) {
+	h.next.Seq++
+	h.next.Want, h.next.Need, h.next.Change = n, n, change
+	r, err := h.s.Sync(ctx, h.next)
+	if err == nil && !r.Void && !r.Astray {
+		h.next.Window, h.next.Mine, h.next.Used, h.next.Runs = r.Window, r.Mine, r.Used, r.Window.End != 0
+	}
+	return r, err
+}
+
+// call is one call of a store.
+type call struct {
+	op string
+	do func(ctx context.Context) error
+}
+
+// callsOf are one call of each kind, each for one token. Repeated, they do the same.
+func callsOf(s backend.Store, key string) []call {
+	return []call{
+		{"sync", func(ctx context.Context) error {
+			_, err := s.Sync(ctx, backend.Statement{Key: key, Client: "a.1", Life: 1, Seq: 1, Limit: limit10, Want: 1, Need: 1})
+			return err
+		}},
+		{"sync", func(ctx context.Context) error { // without an account
+			_, err := charge(ctx, s, key, limit10, 1)
+			return err
+		}},
+		{"check", func(ctx context.Context) error {
+			_, err := s.Check(ctx, key, limit10)
+			return err
+		}},
+		{"reset", func(ctx context.Context) error {
+			_, err := s.Reset(ctx, key, limit10)
+			return err
+		}},
+	}
+}
+
+// allCalls makes one call of each kind and yields the errors.
+func allCalls(ctx context.Context, s backend.Store, key string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for _, c := range callsOf(s, key) {
+			if !yield(c.op, c.do(ctx)) {
+				return
+			}
+		}
+	}
+}
