@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
 	"github.com/go-reservoir/reservoir/internal/rolling"
@@ -18,8 +18,8 @@ import (
 // naive model what comes of it.
 
 type (
-	statement = backend.SyncRequest
-	reply     = backend.SyncReply
+	statement = hand.Statement
+	reply     = hand.Reply
 )
 
 // base is the time from which a search counts, us.
@@ -27,11 +27,12 @@ const base = int64(1_000_000_000_000)
 
 // A store is one key of a store: the rules that are judged.
 type store struct {
-	fixed counter.Counter
+	fixed ledger.Counter
 	ring  rolling.Ring
+	order int64 // of statements that arrived; see noOrder
 }
 
-func (s *store) clone() store { return store{s.fixed.Clone(), s.ring.Clone()} }
+func (s *store) clone() store { return store{s.fixed.Clone(), s.ring.Clone(), s.order} }
 
 var accountShape = shapeOf(reflect.TypeFor[account.Account]())
 
@@ -42,99 +43,197 @@ func cloneHand(h hand.Hand) hand.Hand {
 	return h
 }
 
-// a fault is planted into what passes between the clients and the store.
+// a fault is planted into what passes between the clients and the store, or into a client or the store.
 type fault string
 
 const (
-	none            fault = ""
+	none          fault = ""
+	lostCharged   fault = "a lost grant is charged again"
+	returnedTwice fault = "a return is counted twice"
+	early         fault = "a window is entered early"
+	notReasserted fault = "no re-assertion"
+	refundedTwice fault = "a refund is counted twice"
+	wrongWindow   fault = "a give-back in the wrong window"
+	secretLoss    fault = "a loss of the store that the model does not hear of"
+
+	// Of numbered statements:
+	noOrder      fault = "an older statement is obeyed"
+	anyReply     fault = "a reply counts that is not the last statement's"
+	sameLife     fault = "a life has the number of the last one"
+	forgetful    fault = "a life ends before the store has confirmed it"
+	noGeneration fault = "a Reset without a generation"
+	lateClaim    fault = "an account claims what is left after its give-back"
+	lateDeadline fault = "a deadline counts from the reply"
+	noSum        fault = "a head without the sum of the accounts"
+	noClaims     fault = "an account cannot claim what is charged to nobody known"
+	ahead        fault = "a period that has not begun"
+
+	// Of totals:
 	doubledRecovery fault = "a doubled recovery"
-	lostCharged     fault = "a lost grant is charged again"
-	returnedTwice   fault = "a return is counted twice"
-	early           fault = "a window is entered early"
-	notReasserted   fault = "no re-assertion"
-	refundedTwice   fault = "a refund is counted twice"
-	wrongWindow     fault = "a give-back in the wrong window"
-	secretLoss      fault = "a loss of the store that the model does not hear of"
 )
 
 // us is the length of the limit's window.
 func (c *scope) us() int64 { return c.limit.Window.Microseconds() }
 
 // sync carries out a statement.
-func (s *store) sync(c *scope, q statement, now int64) (r reply) {
-	var before backend.Account
-	if c.fault != none {
-		before = s.accountOf(c, q.Client, now)
-	}
-	switch soon := now + 4000; {
-	case c.fault != early:
-	case c.limit.Rolls: // a slice
-		now += c.us() / backend.Slices
-	case s.fixed.Open(now) && !s.fixed.Open(soon):
-		now = soon
-	}
+func (s *store) sync(c *scope, q statement, now int64) reply {
 	if c.limit.Rolls {
-		r, _ = s.ring.Sync(q, now)
-	} else {
-		r, _ = s.fixed.Sync(q, now)
+		return reply{Rolling: s.syncRolling(c, q.Rolling, now)}
 	}
-	switch back := r.Returned - before.Returned; {
+	was, sent := s.fixed.Contents(now), *q.Fixed
+	at := slices.IndexFunc(was.Clients, func(a backend.Account) bool { return a.Client == sent.Client })
+	claimable := s.claimable(was.Used)
+	switch soon := now + 4000; {
+	case c.fault == early && was.Window.End != 0 && was.Window.End*1000 <= soon:
+		now = soon
+	case c.fault == noOrder:
+		s.order++
+		sent.Life, sent.Seq = 1, s.order
+	case c.fault == noSum:
+		if sum := inside(reflect.ValueOf(&s.fixed).Elem(), "head", "sum"); sum != nil {
+			*sum = 0
+		}
+	case c.fault == ahead && sent.Begin*1000 <= now && now < sent.End*1000:
+		sent.Begin, sent.End = now/1000, 2*sent.End-sent.Begin
+	}
+	r, _ := s.fixed.Sync(sent, now)
+	same, mine := r.Window == sent.Window && !r.Void, sent.Mine
+	switch back := -sent.Change; {
+	case c.fault == lostCharged && at >= 0 && r.Window == was.Window && !r.Void:
+		s.charge(max(was.Clients[at].Mine-mine, 0)) // what the last reply that was taken lacks
+	case c.fault == notReasserted && same && was.Window.End == 0:
+		s.charge(-mine)
+	case c.fault == returnedTwice && same && back > 0:
+		s.charge(-back)
+	case c.fault == wrongWindow && r.Window.End != 0 && !same && back > 0:
+		s.charge(-back)
+	case c.fault == noClaims && same && at < 0:
+		s.charge(min(claimable, mine))
+	case c.fault == lateClaim && same && at < 0 && back > 0:
+		s.charge(min(claimable, mine) - min(claimable, max(mine-back, 0)))
+	}
+	return reply{Fixed: &r}
+}
+
+func (s *store) syncRolling(c *scope, q *backend.SyncRequest, now int64) *backend.SyncReply {
+	before := s.returned(q.Client)
+	if c.fault == early { // by a slice
+		now += c.us() / backend.Slices
+	}
+	r, _ := s.ring.Sync(*q, now)
+	settle := func(n int64) {
+		s.ring.Settle(backend.SettleRequest{Key: "k", Limit: c.limit, Window: r.Window, Tokens: n}, now)
+	}
+	switch back := r.Returned - before; {
 	case c.fault == doubledRecovery:
 		r.Grant += r.Recovered
 	case c.fault == lostCharged && r.Recovered > 0:
-		s.settle(c, r.Window, r.Recovered, now)
+		settle(r.Recovered)
 	case c.fault == notReasserted && r.Reasserted > 0:
-		s.settle(c, r.Window, -r.Reasserted, now)
+		settle(-r.Reasserted)
 	case c.fault == returnedTwice && q.Window == r.Window && back > 0:
-		s.settle(c, r.Window, -back, now)
+		settle(-back)
 	case c.fault == wrongWindow && q.Window != r.Window && q.Returned > 0:
-		s.settle(c, r.Window, -q.Returned, now)
+		settle(-q.Returned)
 	}
-	return r
+	return &r
 }
 
 // wrong reports whether a late copy of q is known to do harm; see TestKnown.
-func (c *scope) wrong(q statement) bool { return c.limit.Rolls && q.Account == 0 }
+func (c *scope) wrong(q statement) bool { return c.limit.Rolls && q.Rolling.Account == 0 }
 
-func (s *store) accountOf(c *scope, client string, now int64) backend.Account {
-	contents := s.fixed.Contents(now)
-	if c.limit.Rolls {
-		contents = s.ring.Contents(now)
-	}
-	for _, a := range contents.Clients {
-		if a.Client == client {
-			return a
+// inside returns an int64 field of a struct of another package, for faults; nil = a pointer on the way is nil.
+func inside(v reflect.Value, names ...string) *int64 {
+	for _, name := range names {
+		if v.Kind() == reflect.Pointer {
+			if v = v.Elem(); !v.IsValid() {
+				return nil
+			}
 		}
+		v = v.FieldByName(name)
 	}
-	return backend.Account{}
+	return (*int64)(unsafe.Pointer(v.UnsafeAddr()))
 }
 
-// settle charges n more tokens, or fewer, for faults.
-func (s *store) settle(c *scope, w backend.Window, n, now int64) {
-	q := backend.SettleRequest{Key: "k", Window: w, Tokens: n, Limit: c.limit.Tokens}
-	if q.Rolling = c.limit.Window; c.limit.Rolls {
-		s.ring.Settle(q, now)
-		return
+// charge charges n more tokens in the open window, or fewer.
+func (s *store) charge(n int64) {
+	v := reflect.ValueOf(&s.fixed).Elem()
+	*inside(v, "count") += n
+	if sum := inside(v, "head", "sum"); sum != nil {
+		*sum += min(n, 0)
 	}
-	s.fixed.Settle(q, now)
+}
+
+// claimable is how many tokens an account that the ledger lacks may claim, if used are charged.
+func (s *store) claimable(used int64) int64 {
+	if n := inside(reflect.ValueOf(&s.fixed).Elem(), "head", "claimable"); n != nil {
+		return *n
+	}
+	return used
+}
+
+// returned is how many tokens the ledger of a rolling limit has as returned by a client.
+func (s *store) returned(client string) int64 {
+	if a := reflect.ValueOf(&s.ring).Elem().FieldByName("own").MapIndex(reflect.ValueOf(client)); a.IsValid() {
+		return a.FieldByName("returned").Int()
+	}
+	return 0
+}
+
+// direct makes a statement without a client, which charges n tokens, and returns the window; none if it is refused.
+func (s *store) direct(c *scope, n, now int64) backend.Window {
+	q := backend.Statement{Key: "k", Limit: c.limit, Need: n}
+	q.Begin, q.End = hand.Period(c.limit, now)
+	r, _ := s.fixed.Sync(q, now)
+	if r.Grant == 0 {
+		return backend.Window{}
+	}
+	return r.Window
+}
+
+// overrun charges n tokens more in w, without a client.
+func (s *store) overrun(c *scope, w backend.Window, n, now int64) {
+	q := backend.Statement{Key: "k", Limit: c.limit, Window: w, Change: n}
+	q.Begin, q.End = hand.Period(c.limit, now)
+	s.fixed.Sync(q, now)
 }
 
 func (s *store) reset(c *scope, now int64) {
-	q := backend.ResetRequest{Key: "k", Limit: c.limit}
 	if c.limit.Rolls {
-		s.ring.Reset(q, now)
+		s.ring.Reset(now)
 		return
 	}
-	s.fixed.Reset(q, now)
+	gen, _ := s.fixed.Reset(c.limit.Window.Milliseconds(), now)
+	if c.fault == noGeneration {
+		*inside(reflect.ValueOf(&s.fixed).Elem(), "head", "Gen") = gen.Gen
+	}
 }
 
-// lose loses all, or the ledger alone.
-func (s *store) lose(ledger bool) {
-	if ledger {
+// lose loses all, or a part of a fixed limit.
+func (s *store) lose(what kind) {
+	switch what {
+	case loseLedger:
 		s.fixed.LoseLedger()
-		return
+	case loseCount:
+		s.fixed.LoseCount()
+	case loseEnd:
+		s.fixed.LoseEnd()
+	default:
+		*s = store{order: s.order}
 	}
-	*s = store{}
+}
+
+// costs reports whether a loss may cost anything. What the ledger knows of a count or an end is restored, and that is all
+// but what was charged without an account. A lost ledger is written anew by clients, if each has read the last reply
+// to it and a late copy cannot come first, and the generation was never increased.
+func (c *scope) costs(s *state, what kind) bool {
+	switch {
+	case s.left.directs < c.most.directs:
+		return true
+	case what == loseLedger:
+		return c.most.lost+c.most.repeats > 0 || s.left.resets < c.most.resets
+	}
+	return what == lose
 }
 
 // free is how many tokens the store could grant, and of which window.
@@ -151,14 +250,50 @@ func (c *scope) refund(h *hand.Hand, l *naive.Log, who int) error {
 	switch last := &h.Charges[len(h.Charges)-1]; {
 	case c.fault == refundedTwice && c.limit.Rolls:
 		h.Account.Refund(1)
-		h.Account.GiveBack(1, last.Window)
+		h.Account.Rolls.GiveBack(1, last.Window)
 	case c.fault == refundedTwice:
 		h.Account.Refund(1)
 		h.Held++
 	case c.fault == wrongWindow:
-		last.Window = h.Window + backend.Window(c.us()/1000)
+		last.Window.End = h.Window.End + c.us()/1000
 	}
 	return h.Refund(c.limit, l, who)
+}
+
+// begin begins a client's next life.
+func (c *scope) begin(h *hand.Hand) {
+	life := h.Life + 1
+	if c.fault == sameLife {
+		life--
+	}
+	h.Begin(c.limit, life)
+}
+
+// last reports whether q is the hand's last statement.
+func (c *scope) last(h *hand.Hand, q statement) bool {
+	if c.fault == anyReply {
+		h.Life, h.Seq = q.Fixed.Life, q.Fixed.Seq
+	}
+	return h.Life == q.Fixed.Life && h.Seq == q.Fixed.Seq
+}
+
+// void reports whether r says that nothing was done.
+func void(r reply) bool { return r.Fixed != nil && (r.Fixed.Void || r.Fixed.Astray) }
+
+// granted is how many tokens r brings.
+func granted(r reply) int64 {
+	if r.Fixed != nil {
+		return r.Fixed.Grant
+	}
+	return r.Rolling.Grant
+}
+
+// windowOf is the window that r names.
+func windowOf(r reply) backend.Window {
+	if r.Fixed != nil {
+		return r.Fixed.Window
+	}
+	return r.Rolling.Window
 }
 
 // lease is how long the tokens of a statement may be spent at most.

@@ -30,7 +30,8 @@ func (c *scope) hashClient(s *state, who int) {
 
 // hash is the same for states that differ by the names of clients only.
 func (c *scope) hash(s *state) uint64 {
-	parts := s.sums.clients
+	var parts [most + 1]uint64
+	copy(parts[:], s.sums.clients[:])
 	for i := range s.log.List {
 		t := &s.log.List[i]
 		d, owner := digest{sum: parts[t.Owner]}, t.Owner
@@ -44,7 +45,7 @@ func (c *scope) hash(s *state) uint64 {
 		one.word(sum)
 		parts[i] = one.sum
 	}
-	slices.Sort(parts[:])
+	slices.Sort(parts[:most])
 	for _, p := range parts {
 		d.word(p)
 	}
@@ -58,5 +59,7 @@ func (c *scope) hash(s *state) uint64 {
 	d.word(uint64(s.instant))
 	d.word(uint64(s.later))
 	d.word(uint64(s.granted))
+	d.word(uint64(s.taken.End))
+	d.word(uint64(s.taken.Gen))
 	return d.sum
 }

@@ -41,8 +41,8 @@ func (c *scope) rest(s *state) error {
 func (c *scope) settle(s *state) error {
 	now, resets := c.now(s), int64(len(s.log.Resets))
 	for i := range c.clients {
-		if p := &s.clients[i]; !p.dead && (p.Window != 0 || p.lost > 0) {
-			o := call{q: p.Ask(c.limit, "k", names[i], 0), sent: now, resets: resets}
+		if p := &s.clients[i]; !p.dead && (p.Window.End != 0 || p.lost > 0) {
+			o := call{q: p.Ask(c.limit, "k", names[i], 0, now), sent: now, resets: resets}
 			o.r = s.store.sync(c, o.q, now)
 			if err := p.Apply(c.limit, &s.log, i, hand.Call{Q: o.q, R: o.r, Sent: o.sent, Resets: o.resets}, now); err != nil {
 				return err

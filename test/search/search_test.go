@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,12 +31,13 @@ var (
 )
 
 // everything may happen once.
-var everything = budget{lost: 1, repeats: 1, kills: 1, resets: 1, losses: 1, ledgers: 1, returns: 1, refunds: 1, debts: 1}
+var everything = budget{lost: 1, repeats: 1, kills: 1, resets: 1, losses: 1, returns: 1, refunds: 1, debts: 1, leaves: 1, directs: 1}
 
-// ofWindows is a scope of a fixed limit. Its instants are a little before and after the ends of windows that open at earlier ones.
+// ofWindows is a scope of a fixed limit. Its instants are a little before the ends of windows that open at earlier ones, after
+// their deadlines, and the ends.
 func ofWindows(most budget, instants ...time.Duration) *scope {
 	if instants == nil {
-		instants = []time.Duration{0, 1100, 2198, 2202, 3301}
+		instants = []time.Duration{0, 1100, 2198, 2199, 2200, 3301}
 	}
 	return &scope{limit: backend.Limit{Tokens: 2, Window: 2200 * time.Millisecond}, clients: 2, wants: []int64{0, 2}, sends: 2, most: most, instants: milliseconds(instants)}
 }
@@ -45,7 +47,7 @@ func ofSlices(most budget, instants ...time.Duration) *scope {
 	if instants == nil {
 		instants = []time.Duration{0, 750, 2090, 2110, 2810}
 	}
-	most.ledgers = 0 // it is lost with all else
+	most.leaves, most.directs = 0, 0
 	c := ofWindows(most, instants...)
 	c.limit = backend.Limit{Tokens: 2, Window: 2 * time.Second}.Rolling()
 	return c
@@ -58,26 +60,52 @@ func milliseconds(list []time.Duration) (all []time.Duration) {
 	return all
 }
 
+// ofSeconds is ofWindows with windows of whole seconds, whose ends are rounded, so that one after a Reset may end with the last one.
+func ofSeconds(most budget) *scope {
+	c := ofWindows(most, 0, 900, 1998, 2000, 2900)
+	c.limit.Window = 2 * time.Second
+	return c
+}
+
+// ofDays is ofWindows by a calendar.
+func ofDays(most budget) *scope {
+	c := ofWindows(most)
+	c.limit = backend.Limit{Tokens: 2, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: backend.Day}}
+	_, midnight := c.limit.Calendar.Around(time.UnixMicro(base))
+	rest := time.Duration(midnight.UnixMicro()-base) * time.Microsecond
+	c.instants = []time.Duration{0, rest - time.Minute, rest - time.Millisecond, rest, rest + time.Hour}
+	return c
+}
+
 // TestSearch looks at all states of small scopes, and at a part of those in which everything may happen.
 func TestSearch(t *testing.T) {
-	for name, c := range map[string]*scope{
-		"fixed":   ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2202),
-		"rolling": ofSlices(budget{lost: 1}, 0, 790, 2801),
+	halves, noted := ofWindows(everything), ofWindows(budget{losses: 1, kills: 1, returns: 1, refunds: 1, debts: 1, leaves: 1})
+	halves.losing, noted.losing = []kind{loseCount, loseEnd}, []kind{loseLedger}
+	halves.most.directs = 0
+	for name, row := range map[string]struct {
+		whole *scope
+		parts []*scope
+	}{
+		"fixed":   {ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2200), []*scope{ofWindows(everything), ofSeconds(everything), ofDays(everything), halves, noted}},
+		"rolling": {ofSlices(budget{lost: 1}, 0, 790, 2801), []*scope{ofSlices(everything)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			all := c.deep(1e9, time.Now().Add(time.Hour))
+			all := row.whole.deep(1e9, time.Now().Add(time.Hour))
 			t.Log(all)
 			require.NoError(t, all.err)
 			assert.True(t, all.whole)
-			if c = ofWindows(everything); name == "rolling" {
-				c = ofSlices(everything)
+			var seen [kinds]int
+			for _, c := range row.parts {
+				some := c.deep((310_000-all.states)/len(row.parts), time.Now().Add(time.Hour))
+				t.Log(some)
+				require.NoError(t, some.err)
+				for i, n := range some.seen {
+					seen[i] += n
+				}
 			}
-			some := c.deep(310_000-all.states, time.Now().Add(time.Hour))
-			t.Log(some)
-			require.NoError(t, some.err)
-			for kind, n := range some.seen {
-				assert.True(t, n > 0 || kind == int(loseLedger) && c.limit.Rolls, "never happened: %s", kindNames[kind])
+			for i, n := range seen {
+				assert.True(t, n > 0 || name == "rolling" && slices.Contains(ofFixed, kind(i)), "never happened: %s", kindNames[i])
 			}
 		})
 	}
@@ -89,7 +117,7 @@ func TestLong(t *testing.T) {
 		return
 	}
 	n := int8(*times)
-	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n}
+	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n, leaves: n, directs: n}
 	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofSlices(most)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,32 +133,47 @@ func TestLong(t *testing.T) {
 func TestPlanted(t *testing.T) {
 	for _, row := range []struct {
 		fault fault
-		fixed *scope
-		rolls *scope
+		scope *scope
 	}{
-		{doubledRecovery, ofWindows(budget{lost: 1}), ofSlices(budget{lost: 1})},
-		{lostCharged, ofWindows(budget{lost: 1, returns: 1}), ofSlices(budget{lost: 1, returns: 1})},
-		{returnedTwice, ofWindows(budget{returns: 1}), ofSlices(budget{returns: 1})},
-		{early, ofWindows(budget{}), ofSlices(budget{}, 0, 790, 2710)},
-		{notReasserted, ofWindows(budget{losses: 1}), ofSlices(budget{losses: 1})},
-		{refundedTwice, ofWindows(budget{refunds: 1}), ofSlices(budget{refunds: 1})},
-		{secretLoss, ofWindows(budget{losses: 1}), ofSlices(budget{losses: 1})}, // it is what a loss costs
-		{wrongWindow, ofWindows(budget{returns: 1, repeats: 1}), ofSlices(budget{refunds: 1})},
+		{lostCharged, ofWindows(budget{lost: 1})},
+		{returnedTwice, ofWindows(budget{returns: 1})},
+		{early, ofWindows(budget{})},
+		{notReasserted, ofWindows(budget{losses: 1})},
+		{refundedTwice, ofWindows(budget{refunds: 1})},
+		{secretLoss, ofWindows(budget{losses: 1})}, // it is what a loss costs
+		{wrongWindow, ofWindows(budget{returns: 1})},
+		{noOrder, ofWindows(budget{repeats: 1})},
+		{anyReply, ofWindows(budget{repeats: 1, lost: 1})},
+		{sameLife, ofWindows(budget{leaves: 1})},
+		{forgetful, ofWindows(budget{leaves: 1, returns: 1})},
+		{noGeneration, ofWindows(budget{resets: 1}, 0)},
+		{lateClaim, ofWindows(budget{losses: 1, returns: 1})},
+		{lateDeadline, ofWindows(budget{})},
+		{noSum, ofWindows(budget{losses: 1})},
+		{noClaims, ofWindows(budget{losses: 1, returns: 1})},
+		{ahead, ofDays(budget{})},
+
+		{doubledRecovery, ofSlices(budget{lost: 1})},
+		{lostCharged, ofSlices(budget{lost: 1, returns: 1})},
+		{returnedTwice, ofSlices(budget{returns: 1})},
+		{early, ofSlices(budget{}, 0, 790, 2710)},
+		{notReasserted, ofSlices(budget{losses: 1})},
+		{refundedTwice, ofSlices(budget{refunds: 1})},
+		{secretLoss, ofSlices(budget{losses: 1})},
+		{wrongWindow, ofSlices(budget{refunds: 1})},
 	} {
-		for _, c := range []*scope{row.fixed, row.rolls} {
-			t.Run(fmt.Sprintf("%s rolling=%v", row.fault, c.limit.Rolls), func(t *testing.T) {
-				c.fault = row.fault
-				r := c.wide(200_000)
-				t.Log(r)
-				assert.Error(t, r.err)
-			})
-		}
+		t.Run(fmt.Sprintf("%s rolling=%v", row.fault, row.scope.limit.Rolls), func(t *testing.T) {
+			c := row.scope
+			c.fault, c.plain = row.fault, row.fault == lateDeadline // else a client hears before time passes
+			r := c.wide(200_000)
+			t.Log(r)
+			assert.Error(t, r.err)
+		})
 	}
 }
 
 // TestKnown has the shortest schedules that the code is known not to withstand. What mends one deletes its row, and what
-// keeps it out of the other tests: scope.wrong, in ofWindows an instant that is the very end of a window, and in start the longer
-// Linger.
+// keeps it out of the other tests: scope.wrong, and in start the longer Linger.
 func TestKnown(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -141,10 +184,6 @@ func TestKnown(t *testing.T) {
 		{
 			"a late copy of a client's first statement voids the account that it has by then", ofSlices(budget{repeats: 1}, 0),
 			"client 0 holds 1 tokens that are void, though the store has kept its data", "a late statement arrives",
-		},
-		{
-			"what was void by a Reset is carried over in the last millisecond of its window", ofWindows(budget{resets: 1}, 0, 2199),
-			"are free, and 1 should be", "b hears: 1 granted",
 		},
 		{
 			"after a statement that was lost the account no longer knows when tokens were spent, and they count for slices longer",

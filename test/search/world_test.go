@@ -19,7 +19,8 @@ type scope struct {
 	wants    []int64
 	sends    int // statements of each client
 
-	most budget
+	most   budget
+	losing []kind // how the store loses data; nil = in each way
 
 	fault fault
 	known bool // what is known to be wrong may happen, too
@@ -31,9 +32,17 @@ type scope struct {
 }
 
 // A budget is how often something may still happen.
-type budget struct{ lost, repeats, kills, resets, losses, ledgers, returns, refunds, debts int8 }
+type budget struct {
+	lost, repeats, kills, resets, returns, refunds, debts int8
+	losses                                                int8 // of the store, of any kind
 
-const most = 3 // clients
+	leaves, directs int8 // of fixed limits: lives that end, and statements without a client
+}
+
+const (
+	most   = 3    // clients
+	nobody = most // who makes statements without a client
+)
 
 var names = [most]string{"a", "b", "c"}
 
@@ -44,8 +53,9 @@ type state struct {
 	clients [most]client
 	log     naive.Log
 	instant int64
-	later   int64 // us by which it is later, because a Reset and a loss of the store take a millisecond
-	granted int64 // by the store since it lost its data
+	later   int64          // us by which it is later, because a Reset and a loss of the store take a millisecond
+	granted int64          // by the store since it lost its data
+	taken   backend.Window // of the last token that was taken without an account
 	left    budget
 
 	sums struct { // hashes of the parts
@@ -58,6 +68,7 @@ type state struct {
 type client struct {
 	hand.Hand
 	call  *call
+	stale *call       // whose reply comes late: it was given up
 	late  []statement // which nobody waits for, and which may still arrive
 	sends int64
 	lost  int8 // after how many more replies the client knows again all that it was granted
@@ -84,23 +95,36 @@ const (
 	delay
 	deliver
 	loseReply
+	delayReply
+	hearLate
 	arriveLate
 	spend
 	giveBack
 	refund
 	declare
+	leave
 	kill
+	direct
+	directLost
+	overrun
 	tick
 	reset
 	lose
 	loseLedger
+	loseCount
+	loseEnd
 	kinds
 )
 
+// ofFixed are the kinds that happen to fixed limits only.
+var ofFixed = []kind{delayReply, hearLate, leave, direct, directLost, overrun, loseLedger, loseCount, loseEnd}
+
 var kindNames = [kinds]string{
 	"asks for", "statement arrives", "statement arrives, and will again", "statement is lost", "statement is late, and given up", "hears",
-	"reply is lost", "late statement arrives", "spends", "gives back", "refunds", "overruns", "is killed",
-	"time passes", "Reset", "the store loses all", "the store loses its ledger",
+	"reply is lost", "reply is late, and given up", "hears a late reply", "late statement arrives", "spends", "gives back", "refunds",
+	"overruns", "begins another life", "is killed", "somebody takes one without an account", "somebody's reply is lost",
+	"somebody overruns", "time passes", "Reset", "the store loses all", "the store loses its ledger", "the store loses the count",
+	"the store loses the end",
 }
 
 // An action is one step of the world.
@@ -146,7 +170,7 @@ func (c *scope) actions(s *state, to []action) []action {
 		}
 		if p.call == nil {
 			for _, n := range c.wants {
-				may(p.sends < int64(c.sends) && (n > 0 || p.Window != 0 || p.lost > 0), send, i, n)
+				may(p.sends < int64(c.sends) && (n > 0 || p.Window.End != 0 || p.lost > 0), send, i, n)
 			}
 		} else if late := s.left.repeats > 0 && (c.known || !c.wrong(p.call.q)); !p.call.done {
 			may(true, arrive, i, 0)
@@ -156,6 +180,7 @@ func (c *scope) actions(s *state, to []action) []action {
 		} else {
 			may(true, deliver, i, 0)
 			may(s.left.lost > 0, loseReply, i, 0)
+			may(s.left.repeats > 0 && p.stale == nil && !c.limit.Rolls, delayReply, i, 0)
 		}
 		may(s.left.kills > 0 && p.sends > 0 && p.Account.Unpaid() == 0, kill, i, 0)
 		waits := len(to)
@@ -167,12 +192,19 @@ func (c *scope) actions(s *state, to []action) []action {
 		if p.call != nil && p.call.done && waits == len(to) && p.Held == 0 && !c.plain {
 			return append(to[:0], to[mark:]...)
 		}
+		may(p.stale != nil, hearLate, i, 0)
+		settled := p.lost == 0 && !p.Account.Outstanding() || c.fault == forgetful
+		may(s.left.leaves > 0 && p.call == nil && p.Window.End != 0 && p.Held == 0 && settled, leave, i, 0)
 		c.lateActions(s, i, may)
 	}
+	may(s.left.directs > 0, direct, nobody, 1)
+	may(s.left.directs > 0 && s.left.lost > 0, directLost, nobody, 1)
+	may(s.left.debts > 0 && s.taken.End != 0, overrun, nobody, 1)
 	may(int(s.instant)+1 < len(c.instants) && !hurry, tick, 0, 0)
 	may(s.left.resets > 0, reset, 0, 0)
-	may(s.left.losses > 0, lose, 0, 0)
-	may(s.left.ledgers > 0, loseLedger, 0, 0)
+	for k := lose; k <= loseEnd; k++ {
+		may(s.left.losses > 0 && (c.losing == nil || slices.Contains(c.losing, k)) && (k == lose || !c.limit.Rolls), k, 0, 0)
+	}
 	return to
 }
 
@@ -195,16 +227,19 @@ func (c *scope) after(s *state, a action) (*state, error) {
 // do lets a happen in s, a copy, and judges.
 func (c *scope) do(s *state, a action) (err error) {
 	now, who := c.now(s), int(a.who)
-	p, l := &s.clients[who], &s.log
+	p, l := &s.clients[who%most], &s.log
 	resets := int64(len(l.Resets))
-	if a.kind < tick {
+	if a.kind < direct {
 		defer c.hashClient(s, who)
 	}
 	switch a.kind {
-	case arrive, arriveTwice, arriveLate, reset, lose, loseLedger:
+	case direct, directLost, overrun:
+		l.List = slices.Clone(l.List)
+		fallthrough
+	case arrive, arriveTwice, arriveLate, reset, lose, loseLedger, loseCount, loseEnd:
 		s.store = s.store.clone()
 		defer c.hashStore(s)
-	case deliver, spend, giveBack, refund, declare, kill:
+	case deliver, hearLate, spend, giveBack, refund, declare, leave, kill:
 		l.List = slices.Clone(l.List)
 		fallthrough
 	case send:
@@ -219,7 +254,7 @@ func (c *scope) do(s *state, a action) (err error) {
 	switch a.kind {
 	case send:
 		p.sends++
-		p.call = &call{q: p.Ask(c.limit, "k", names[who], int64(a.n)), sent: now}
+		p.call = &call{q: p.Ask(c.limit, "k", names[who], int64(a.n), now), sent: now}
 	case arrive, arriveTwice:
 		o := *p.call
 		if p.call = &o; a.kind == arriveTwice {
@@ -233,20 +268,23 @@ func (c *scope) do(s *state, a action) (err error) {
 	case loseRequest, loseReply:
 		s.left.lost--
 		p.call, p.lost = nil, 1
+	case delayReply:
+		s.left.repeats--
+		p.stale, p.call, p.lost = p.call, nil, 1
 	case deliver:
 		o := p.call
-		p.call, p.lost = nil, max(p.lost-1, 0)
-		if err := p.Apply(c.limit, l, who, hand.Call{Q: o.q, R: o.r, Sent: o.sent, Resets: o.resets}, now); err != nil {
-			return err
+		p.call = nil
+		return c.hear(s, who, o, now)
+	case hearLate:
+		o := p.stale
+		if p.stale = nil; c.last(&p.Hand, o.q) {
+			return c.hear(s, who, o, now)
 		}
-		err := p.Expire(c.limit, l, who, now)
-		c.forget(l, now)
-		return err
 	case arriveLate:
 		q := p.late[a.n]
 		p.late = slices.Concat(p.late[:a.n], p.late[a.n+1:])
 		s.sync(c, q, now)
-		if p.lost = 1; p.call != nil {
+		if p.lost = 1; p.call != nil && c.limit.Rolls {
 			p.lost = 2
 		}
 		if p.dead {
@@ -264,9 +302,31 @@ func (c *scope) do(s *state, a action) (err error) {
 	case declare:
 		s.left.debts--
 		p.Declare(c.limit, l, who, now)
+	case leave:
+		s.left.leaves--
+		c.begin(&p.Hand)
 	case kill:
 		s.left.kills--
 		return c.kill(s, who, now)
+	case direct, directLost:
+		s.left.directs--
+		w := s.store.direct(c, int64(a.n), now)
+		if w.End == 0 {
+			return nil
+		}
+		s.granted += int64(a.n)
+		s.taken = w
+		name := hand.Name(c.limit, w, 0)
+		l.Grant(who, name, int64(a.n))
+		if a.kind == direct {
+			return l.Spend(now, who, name, int64(a.n))
+		}
+		s.left.lost--
+		return l.Drop(now, who, name, int64(a.n))
+	case overrun:
+		s.left.debts--
+		s.store.overrun(c, s.taken, int64(a.n), now)
+		l.Declare(now, who, hand.Name(c.limit, s.taken, 0), int64(a.n))
 	case tick:
 		s.instant++
 		return c.pass(s)
@@ -275,16 +335,12 @@ func (c *scope) do(s *state, a action) (err error) {
 		l.Resets = append(slices.Clip(l.Resets), now)
 		s.store.reset(c, now)
 		s.later += 1000
-	case lose, loseLedger:
-		if a.kind == lose {
-			s.left.losses--
-		} else {
-			s.left.ledgers--
-		}
-		if c.fault != secretLoss {
+	case lose, loseLedger, loseCount, loseEnd:
+		s.left.losses--
+		if c.fault != secretLoss && c.costs(s, a.kind) {
 			l.Losses = append(slices.Clip(l.Losses), now)
 		}
-		s.store.lose(a.kind == loseLedger)
+		s.store.lose(a.kind)
 		s.later += 1000
 	}
 	return nil
@@ -294,9 +350,27 @@ func (c *scope) do(s *state, a action) (err error) {
 func (s *state) sync(c *scope, q statement, now int64) reply {
 	r := s.store.sync(c, q, now)
 	if len(s.log.Losses) > 0 {
-		s.granted += r.Grant
+		s.granted += granted(r)
 	}
 	return r
+}
+
+// hear gives a client the reply to its last statement.
+func (c *scope) hear(s *state, who int, o *call, now int64) error {
+	p, l := &s.clients[who], &s.log
+	if p.lost = max(p.lost-1, 0); void(o.r) {
+		p.lost = 1
+	}
+	sent := o.sent
+	if c.fault == lateDeadline {
+		sent = now
+	}
+	if err := p.Apply(c.limit, l, who, hand.Call{Q: o.q, R: o.r, Sent: sent, Resets: o.resets}, now); err != nil {
+		return err
+	}
+	err := p.Expire(c.limit, l, who, now)
+	c.forget(l, now)
+	return err
 }
 
 // kill ends a client. What it holds is gone, and what a reply that it does not hear has granted.
@@ -307,11 +381,11 @@ func (c *scope) kill(s *state, who int, now int64) error {
 	}
 	stake, late := p.Account.Unconfirmed(), p.late
 	if o := p.call; o != nil && o.done {
-		stake += o.r.Grant
+		stake += granted(o.r)
 	} else if o != nil {
 		stake, late = c.limit.Tokens, append(slices.Clip(late), o.q)
 	}
-	if p.lost > 0 {
+	if p.lost > 0 || !c.limit.Rolls && s.left.debts < c.most.debts { // nobody knows what its last statement has done
 		stake = c.limit.Tokens
 	}
 	*p = client{dead: true, late: late}
@@ -352,15 +426,19 @@ func (c *scope) forget(l *naive.Log, now int64) {
 // text says what a is.
 func (c *scope) text(s *state, a action) string {
 	at := c.instants[s.instant]
-	if a.kind >= tick {
+	if a.kind >= direct {
 		return fmt.Sprintf("%v %s", at, kindNames[a.kind])
 	}
 	text := fmt.Sprintf("%v %s %s", at, names[a.who], kindNames[a.kind])
 	switch p := &s.clients[a.who]; a.kind {
 	case send, giveBack:
 		text += fmt.Sprint(" ", a.n)
-	case deliver:
-		text += fmt.Sprintf(": %d granted, window %v", p.call.r.Grant, p.call.r.Window)
+	case deliver, hearLate:
+		o := p.call
+		if a.kind == hearLate {
+			o = p.stale
+		}
+		text += fmt.Sprintf(": %d granted, window %v", granted(o.r), windowOf(o.r))
 	}
 	return text
 }

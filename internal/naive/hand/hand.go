@@ -17,8 +17,10 @@ import (
 // model, its client is the owner who.
 type Hand struct {
 	Account    account.Account
-	Window     backend.Window // 0 = none
-	Deadline   int64          // until when tokens are spent
+	Life       int64 // of the account; 0 = it has made no statement
+	Seq        int64 // of the last statement in that life
+	Window     backend.Window
+	Deadline   int64 // until when tokens are spent
 	Held       int64
 	Generation int64 // of a rolling limit: how many Resets there had been when its account began
 	Charges    []Charge
@@ -31,10 +33,22 @@ type Charge struct {
 	At     int64
 }
 
+// A Statement is of a fixed limit or of a rolling one.
+type Statement struct {
+	Fixed   *backend.Statement
+	Rolling *backend.SyncRequest
+}
+
+// A Reply answers the Statement of its kind.
+type Reply struct {
+	Fixed   *backend.Reply
+	Rolling *backend.SyncReply
+}
+
 // A Call is a statement that was answered.
 type Call struct {
-	Q      backend.SyncRequest
-	R      backend.SyncReply
+	Q      Statement
+	R      Reply
 	Sent   int64
 	Resets int64 // that the store had made when it answered
 }
@@ -44,42 +58,103 @@ func Name(limit backend.Limit, w backend.Window, generation int64) naive.Window 
 	if limit.Rolls {
 		return naive.Window{Generation: generation}
 	}
-	begin := int64(w)*1000 - limit.Window.Microseconds()
+	begin := w.End*1000 - limit.Window.Microseconds()
 	if limit.Window%time.Second != 0 {
 		begin -= 999 // its end was rounded up to a millisecond
 	}
-	return naive.Window{Begin: begin, End: int64(w) * 1000}
+	return naive.Window{Begin: begin, End: w.End * 1000, Generation: w.Gen}
+}
+
+// Period is the calendar's at the time now, as statements say it; 0 without a calendar.
+func Period(limit backend.Limit, now int64) (begin, end int64) {
+	if limit.Calendar.Period == 0 {
+		return 0, 0
+	}
+	from, until := limit.Calendar.Around(time.UnixMicro(now))
+	return from.UnixMilli(), until.UnixMilli()
 }
 
 // Name is what the model calls the hand's window.
 func (h *Hand) Name(limit backend.Limit) naive.Window { return Name(limit, h.Window, h.Generation) }
 
 // Over reports whether the tokens count no more.
-func (h *Hand) Over(now int64) bool { return h.Window != 0 && now > int64(h.Window)*1000 }
+func (h *Hand) Over(now int64) bool { return h.Window.End != 0 && now >= h.Window.End*1000 }
 
 // Until is when tokens of the window may be spent at the latest.
 func (h *Hand) Until(limit backend.Limit) int64 {
 	if limit.Rolls {
-		return int64(h.Window)*1000 - limit.Window.Microseconds()
+		return h.Window.End*1000 - limit.Window.Microseconds()
 	}
-	return int64(h.Window) * 1000
+	return h.Window.End * 1000
 }
 
-// Ask makes a statement that asks for want tokens.
-func (h *Hand) Ask(limit backend.Limit, key, name string, want int64) backend.SyncRequest {
-	q := backend.SyncRequest{Key: key, Client: name, Limit: limit, Want: want, Exact: true, Idle: -1}
-	if h.Window != 0 {
-		h.Account.State(&q, h.Window, h.Held)
-	}
-	return q
+// Begin begins a life of the account. The life before must be Settled, with nothing in hand.
+func (h *Hand) Begin(limit backend.Limit, life int64) {
+	h.Account.Begin(life, limit.Rolls)
+	h.Life, h.Seq, h.Window, h.Deadline, h.Charges = life, 0, backend.Window{}, 0, nil
 }
 
-// Apply applies the reply of the call of client who, and tells the model.
-func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) (err error) {
-	q, r := o.Q, o.R
-	same := account.Same(q, r)
-	slides := h.Window != 0 && same && limit.Rolls
-	moved := !slides && (h.Window == 0 && r.Window != 0 || h.Window != 0 && (h.Window != r.Window || !same))
+// Ask makes a statement at the time now that asks for want tokens.
+func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) Statement {
+	if h.Life == 0 {
+		h.Begin(limit, 1)
+	}
+	if limit.Rolls {
+		q := &backend.SyncRequest{Key: key, Client: name, Limit: limit, Want: want, Exact: true, Idle: -1}
+		if h.Window.End != 0 {
+			h.Account.Rolls.State(q, h.Window, h.Held)
+		}
+		return Statement{Rolling: q}
+	}
+	q := &backend.Statement{Key: key, Client: name, Limit: limit, Want: want, Runs: now < h.Deadline}
+	q.Exact, q.Deaf = true, true
+	q.Begin, q.End = Period(limit, now)
+	h.Account.State(q, h.Window)
+	h.Seq = q.Seq
+	return Statement{Fixed: q}
+}
+
+// Apply applies the reply of the call of client who, and tells the model. Of a fixed limit, only the reply to the last
+// statement counts.
+func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) error {
+	if limit.Rolls {
+		return h.applyRolling(limit, l, who, o, now)
+	}
+	q, r := o.Q.Fixed, o.R.Fixed
+	if h.Moved = (account.Moved{}); q.Life != h.Life || q.Seq != h.Seq || r.Void || r.Astray {
+		return nil
+	}
+	was, held, keeps := h.Name(limit), h.Held, account.Keeps(q, r)
+	h.Moved = h.Account.Apply(q, r, held)
+	var err error
+	if r.Window != h.Window {
+		if !keeps && held > 0 && !h.Over(now) && len(l.Losses)+len(l.Resets) == 0 {
+			err = fmt.Errorf("client %d holds %d tokens that are void, though the store has kept its data", who, held)
+		}
+		until := h.Until(limit)
+		h.Window, h.Deadline, h.Charges = r.Window, 0, nil
+		if keeps { // carried over
+			err = l.Return(who, was, held)
+			l.Grant(who, h.Name(limit), held)
+		} else {
+			h.Held = 0
+			err = cmp.Or(err, l.Drop(until, who, was, held))
+		}
+	}
+	if h.Window.End == 0 {
+		return err
+	}
+	h.Deadline = max(h.Deadline, o.Sent+(h.Window.End*1000-r.Now)*9995/10000)
+	h.Held += r.Grant
+	l.Grant(who, h.Name(limit), r.Grant)
+	return err
+}
+
+func (h *Hand) applyRolling(limit backend.Limit, l *naive.Log, who int, o Call, now int64) (err error) {
+	q, r := o.Q.Rolling, o.R.Rolling
+	same := r.Account == q.Account
+	slides := h.Window.End != 0 && same
+	moved := !slides && (r.Window.End != 0 || h.Window.End != 0)
 	held, was, until := int64(0), h.Name(limit), h.Until(limit)
 	if !same {
 		overdraw(l, who, h.Account.Unpaid(), now)
@@ -90,27 +165,18 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 	if moved {
 		held, h.Held, h.Charges = h.Held, 0, nil
 	}
-	h.Moved = h.Account.Apply(q, r, held)
+	h.Moved = h.Account.Rolls.Apply(*q, *r, held)
 	if moved || slides && h.Window != r.Window {
 		h.Window, h.Deadline = r.Window, 0
 	}
 	if r.Account != q.Account {
 		h.Generation = o.Resets
 	}
-	if moved && same { // carried over
-		h.Held = held
-		err = cmp.Or(err, l.Return(who, was, held))
-		l.Grant(who, h.Name(limit), held)
-	} else {
-		err = cmp.Or(err, l.Drop(until, who, was, held))
-	}
-	if h.Window == 0 {
+	err = cmp.Or(err, l.Drop(until, who, was, held))
+	if h.Window.End == 0 {
 		return err
 	}
-	left := r.Left.Microseconds()
-	if limit.Rolls {
-		left -= limit.Window.Microseconds()
-	}
+	left := r.Left.Microseconds() - limit.Window.Microseconds()
 	h.Deadline = max(h.Deadline, o.Sent+left-r.Left.Microseconds()/2000)
 	h.Held += r.Grant
 	l.Grant(who, h.Name(limit), r.Grant)
@@ -124,7 +190,7 @@ func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep
 		h.Charges = append(h.Charges, Charge{h.Window, now})
 	}
 	if limit.Rolls {
-		h.Account.Note(backend.Slice(now, limit.Window), h.Held)
+		h.Account.Rolls.Note(backend.Slice(now, limit.Window), h.Held)
 	}
 	return l.Spend(now, who, h.Name(limit), 1)
 }
@@ -143,7 +209,7 @@ func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
 	}
 	w := h.Charges[len(h.Charges)-1].Window
 	if limit.Rolls {
-		return now <= int64(w)*1000-limit.Window.Microseconds()*backend.Refundable/backend.Slices
+		return now <= w.End*1000-limit.Window.Microseconds()*backend.Refundable/backend.Slices
 	}
 	return w == h.Window
 }
@@ -160,13 +226,13 @@ func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int) error {
 		h.Held++
 		return nil
 	}
-	h.Account.GiveBack(1, last.Window)
+	h.Account.Rolls.GiveBack(1, last.Window)
 	return l.Drop(last.At, who, h.Name(limit), 1) // it may still count where it was spent
 }
 
 // MayDeclare reports whether a request may overrun its charge. Without an account that is overdrawn at once.
 func (h *Hand) MayDeclare(limit backend.Limit, now int64) bool {
-	return h.Window != 0 && !h.Over(now) && (!limit.Rolls || h.Account.Named())
+	return h.Window.End != 0 && !h.Over(now) && (!limit.Rolls || h.Account.Rolls.Named())
 }
 
 // Declare uses a token without a grant.
