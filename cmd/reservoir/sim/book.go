@@ -53,7 +53,7 @@ func (b *book) call(at time.Duration) {
 }
 
 // window returns the window of a key with that id, which is 0 if the reply had no window.
-func (b *book) window(key string, id backend.Window) *Window {
+func (b *book) window(key string, id int64) *Window {
 	name := Window{ID: id, key: key}
 	if b.windows[name] == nil {
 		b.windows[name] = &Window{ID: id, key: key}
@@ -61,21 +61,32 @@ func (b *book) window(key string, id backend.Window) *Window {
 	return b.windows[name]
 }
 
-// received updates what a process holds when a reply reaches it. Calls of one key and process
-// do not overlap, and neither do their replies.
-func (b *book) received(w *way, q backend.SyncRequest, r backend.SyncReply) {
+// received updates what a process holds of a window when a reply reaches it: grant tokens more, and of its account what that has now.
+// Calls of one key and process do not overlap, and neither do their replies.
+func (b *book) received(w *way, key string, now account, grant int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if r.Grant > 0 {
+	if grant > 0 {
 		b.grants++
-		b.granted += r.Grant
+		b.granted += grant
 	}
-	was, now := w.known[q.Key], account{q.Client, r.Window, r.Granted - r.Returned}
-	w.known[q.Key] = now
-	if was.window != now.window || was.client != now.client {
+	was := w.known[key]
+	w.known[key] = now
+	if was.window != now.window || was.name != now.name {
 		was.net = 0
 	}
-	b.window(q.Key, r.Window).held += now.net - was.net
+	b.window(key, now.window.End).held += now.net - was.net
+}
+
+// charged updates what a process holds when tokens were charged to no account.
+func (b *book) charged(key string, window backend.Window, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n > 0 {
+		b.grants++
+		b.granted += n
+	}
+	b.window(key, window.End).held += n
 }
 
 func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.Duration) {
@@ -92,7 +103,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	if b.answered != nil {
 		b.answered(q, r, took)
 	}
-	p := b.window(b.Keys[q.Key], backend.Window(r.Reset.UnixMilli()))
+	p := b.window(b.Keys[q.Key], r.Reset.UnixMilli())
 	if p.Requests++; p.Requests == 1 {
 		p.Calls = b.calls
 	}
@@ -100,7 +111,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 		p.Waited++
 	}
 	if r.Allowed {
-		p.admit(r, b.Tokens, q.At+late+took)
+		p.admit(b.Tokens, q.At+late+took)
 		return
 	}
 	if r.Source == reservoir.Local {
@@ -111,14 +122,11 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	}
 }
 
-// admit counts n spent tokens. A direct call charges and spends at once. If one reply
-// serves some callers and refuses others at the same instant, their order is random, so
-// tokens that are spent at the instant of the first refusal do not count as stranded.
-func (p *Window) admit(r reservoir.Result, n int64, at time.Duration) {
+// admit counts n spent tokens. If one reply serves some callers and refuses others at the same
+// instant, their order is random, so tokens that are spent at the instant of the first refusal
+// do not count as stranded.
+func (p *Window) admit(n int64, at time.Duration) {
 	p.Spent += n
-	if r.Source == reservoir.Direct {
-		return
-	}
 	p.held -= n
 	if p.Refused > 0 && p.short == at {
 		p.Stranded = max(p.Stranded-n, 0)
@@ -216,7 +224,7 @@ type Bucket struct {
 
 // Window is what happened in one window of a key.
 type Window struct {
-	ID       backend.Window
+	ID       int64 // its end, Unix ms
 	Calls    int64 // by all processes before the first answer of the window
 	Requests int64
 	Waited   int64 // requests that waited for the store
@@ -225,7 +233,7 @@ type Window struct {
 	Stranded int64 // tokens held and unspent in all processes, at the first refusal
 
 	key   string
-	held  int64         // charged by batches and not spent
+	held  int64         // charged and not spent
 	short time.Duration // when the first refusal was answered
 }
 

@@ -24,20 +24,20 @@ func newClerk() clerk {
 	return clerk{newBook(Traffic{Keys: []string{"k"}, Tokens: 1, Length: time.Second}, 10), &way{known: map[string]account{}}, new(time.Duration)}
 }
 
-// charge changes by n what the one process holds, as a reply says.
-func (c clerk) charge(w backend.Window, n int64) {
-	q := backend.SyncRequest{Key: "k", Client: "x"}
-	var net int64
-	if a := c.process.known["k"]; a.window == w {
-		net = a.net
+// charge changes by n what the one process holds in the window that ends then, as a reply says.
+func (c clerk) charge(end, n int64) {
+	now := account{window: backend.Window{End: end}}
+	if a := c.process.known["k"]; a.window == now.window {
+		now.net = a.net
 	}
-	c.received(c.process, q, backend.SyncReply{State: backend.State{Window: w}, Grant: max(n, 0), Granted: net + n})
+	now.net += n
+	c.received(c.process, "k", now, max(n, 0))
 }
 
-func (c clerk) answers(n int, w backend.Window, allowed bool, from reservoir.Source) {
+func (c clerk) answers(n int, end int64, allowed bool, from reservoir.Source) {
 	*c.now++
 	for range n {
-		r := reservoir.Result{Allowed: allowed, Reset: w.Time(), Source: from}
+		r := reservoir.Result{Allowed: allowed, Reset: time.UnixMilli(end), Source: from}
 		c.answer(Request{At: *c.now}, r, nil, time.Microsecond, 0)
 	}
 }
@@ -46,6 +46,7 @@ func TestBook(t *testing.T) {
 	c := newClerk()
 	c.charge(1000, 6) // the first window, cold: 4 of 6 are used and 2 lie around
 	c.answers(4, 1000, true, reservoir.Local)
+	c.charged("k", backend.Window{End: 1000}, 4) // without an account
 	c.answers(4, 1000, true, reservoir.Direct)
 	c.answers(1, 1000, false, reservoir.Direct)
 	c.answers(4, 1000, false, reservoir.Local)
@@ -77,7 +78,7 @@ func TestBook(t *testing.T) {
 	require.EqualValues(t, 1, o.StrandedWindows, "the cold one is left out")
 	require.InDelta(t, 0.1, o.Stranded, 1e-9)
 	require.False(t, o.Cold)
-	require.InDelta(t, 26.0/3, o.MeanBatch, 1e-9)
+	require.InDelta(t, 30.0/4, o.MeanBatch, 1e-9)
 	require.EqualValues(t, 1, o.Timeline[0].Calls)
 	require.EqualValues(t, 1, o.Timeline[parts-1].Calls)
 	require.EqualValues(t, 40, o.Timeline[0].Requests)
@@ -125,26 +126,29 @@ func TestBookOfOneInstant(t *testing.T) {
 // The way of a process to its store records what the process holds.
 func TestWayRecordsWhatItsProcessHolds(t *testing.T) {
 	c := newClerk()
-	store := &scripted{replies: []backend.SyncReply{
-		{State: backend.State{Window: 1000}, Grant: 5, Granted: 5},
-		{State: backend.State{Window: 1000}, Grant: 3, Granted: 8, Returned: 1},
-		{State: backend.State{Window: 2000}, Grant: 4, Granted: 4},
-		{State: backend.State{Window: 2000}, Grant: 2, Granted: 2}, // of a new account
+	first, second := backend.State{Window: backend.Window{End: 1000}}, backend.State{Window: backend.Window{End: 2000}}
+	store := &scripted{replies: []backend.Reply{
+		{State: first, Grant: 5, Mine: 5},
+		{State: first, Grant: 3, Mine: 7}, // one came back
+		{State: second, Grant: 4, Mine: 4},
+		{State: second, Grant: 2, Mine: 2}, // of a new life
+		{Void: true},
+		{State: second, Grant: 3}, // without an account
 	}}
 	r := &Replay{book: c.book, Store: store}
 	w := r.way(0)
-	for i, want := range []int64{5, 7, 4, 6} {
-		client := "p.1"
-		if i == 3 {
-			client = "p.2"
+	for i, want := range []int64{5, 7, 4, 6, 6, 9} {
+		q := backend.Statement{Key: "k", Client: "p.1", Life: 1 + int64(i)/3}
+		if i == 5 {
+			q.Client = ""
 		}
-		_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: client})
+		_, err := w.Sync(t.Context(), q)
 		require.NoError(t, err)
-		require.Equal(t, want, c.window("k", w.known["k"].window).held)
+		require.Equal(t, want, c.window("k", w.known["k"].window.End).held)
 	}
-	_, err := w.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "p.2"})
+	_, err := w.Sync(t.Context(), backend.Statement{Key: "k", Client: "p.2"})
 	require.Error(t, err)
-	require.EqualValues(t, 5, c.calls, "failed ones too")
+	require.EqualValues(t, 7, c.calls, "failed ones too")
 	require.Equal(t, "k's", w.Shard("k"))
 	w.Store = memstore.New()
 	require.Empty(t, w.Shard("k"))
@@ -173,12 +177,12 @@ type ctx = context.Context
 // scripted is a store with given replies.
 type scripted struct {
 	backend.Store
-	replies []backend.SyncReply
+	replies []backend.Reply
 }
 
-func (s *scripted) Sync(_ ctx, _ backend.SyncRequest) (backend.SyncReply, error) {
+func (s *scripted) Sync(_ ctx, _ backend.Statement) (backend.Reply, error) {
 	if len(s.replies) == 0 {
-		return backend.SyncReply{}, errors.New("broken")
+		return backend.Reply{}, errors.New("broken")
 	}
 	reply := s.replies[0]
 	s.replies = s.replies[1:]
@@ -187,10 +191,6 @@ func (s *scripted) Sync(_ ctx, _ backend.SyncRequest) (backend.SyncReply, error)
 
 func (s *scripted) Check(ctx, string, backend.Limit) (backend.State, error) {
 	return backend.State{}, nil
-}
-
-func (s *scripted) Settle(ctx, backend.SettleRequest) (backend.SettleReply, error) {
-	return backend.SettleReply{}, nil
 }
 
 func (s *scripted) Shard(key string) string { return key + "'s" }

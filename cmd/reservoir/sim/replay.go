@@ -139,7 +139,7 @@ type way struct {
 
 // account is what a process holds or has spent of a window, by the store's ledger.
 type account struct {
-	client string
+	name   string // or the number of its life
 	window backend.Window
 	net    int64
 }
@@ -185,17 +185,36 @@ func call[R, T any](ctx context.Context, w *way, op string, f func(context.Conte
 	return answer, nil
 }
 
-func (w *way) Sync(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
-	q.Client = w.named(q.Client)
+func (w *way) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	if q.Client != "" {
+		q.Client = w.named(q.Client)
+	}
 	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
-	if err == nil {
-		w.replay.book.received(w, q, reply)
+	switch {
+	case err != nil || reply.Void || reply.Astray:
+	case q.Client == "":
+		w.replay.book.charged(q.Key, reply.Window, reply.Grant)
+	default:
+		w.replay.book.received(w, q.Key, account{fmt.Sprint(q.Life), reply.Window, reply.Mine}, reply.Grant)
 	}
 	return reply, err
 }
 
-func (w *way) Take(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
-	return call(ctx, w, "take", w.Store.Take, q)
+func (w *way) SyncRolling(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
+	q.Client = w.named(q.Client)
+	reply, err := call(ctx, w, "sync", w.Store.SyncRolling, q)
+	if err == nil {
+		w.replay.book.received(w, q.Key, account{q.Client, reply.Window, reply.Granted - reply.Returned}, reply.Grant)
+	}
+	return reply, err
+}
+
+func (w *way) TakeRolling(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
+	reply, err := call(ctx, w, "take", w.Store.TakeRolling, q)
+	if err == nil && reply.Allowed {
+		w.replay.book.charged(q.Key, reply.Window, q.Tokens)
+	}
+	return reply, err
 }
 
 // Shard returns the shard of a key, because limiters estimate their lead time by shard.

@@ -52,10 +52,10 @@ func TestReplay(t *testing.T) {
 		require.Zero(t, o.Errors)
 		calls[name] = o.StoreCalls
 		if name == "direct" {
-			require.InEpsilon(t, s.Delay, o.P99, 0.01, "a call takes its delay and no more")
-			require.LessOrEqual(t, o.Requests-o.Remembered, o.StoreCalls, "one for each that is not refused from memory")
+			require.InEpsilon(t, s.Delay, o.P50, 0.01, "a call takes its delay")
+			require.LessOrEqual(t, o.P99, 2*s.Delay+s.Delay/50, "and who comes meanwhile shares the next one")
 			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
-			require.LessOrEqual(t, float64(o.MeanBatch), 1.0, "of probes")
+			require.Less(t, float64(o.MeanBatch), 2.0, "nothing is held")
 		}
 	}
 	require.Less(t, calls["adaptive"], calls["direct"])
@@ -104,8 +104,8 @@ func TestReplayOfWindows(t *testing.T) {
 	o, err := r.Run(t.Context())
 	require.NoError(t, err)
 	require.Positive(t, there.Load())
-	require.Equal(t, there.Load(), back.Load())
-	require.EqualValues(t, 2*time.Millisecond, time.Duration(o.P99).Round(100*time.Microsecond))
+	require.LessOrEqual(t, there.Load(), back.Load(), "messages travel back too")
+	require.EqualValues(t, 4*time.Millisecond, o.P99.Round(100*time.Microsecond), "who comes during a call waits for the next")
 	require.GreaterOrEqual(t, len(o.Windows), 3)
 	var requests, calls int64
 	for _, w := range o.Windows {
