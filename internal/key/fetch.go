@@ -304,13 +304,14 @@ func (f *Fetch) countUnserved(now int64) {
 // apply applies the reply to f: the account as the store has it, and a grant.
 func (f *Fetch) apply(r Reply, waits bool, sent, now int64) {
 	k := f.k
-	if k.replyLost = false; f.Req.Leaving && k.phase == phaseLeaving && !k.account.Outstanding() {
-		k.enter(phaseLeft)
-	}
+	k.replyLost = false
 	if u := k.use; u != nil {
 		u.backoff, u.pause, u.rejected, u.replied = 0, 0, false, now
 	}
 	w := f.book(k.lease.Load(), r, sent, now)
+	if f.Req.Leaving && k.phase == phaseLeaving && !k.account.Outstanding() { // nothing went back after the statement
+		k.enter(phaseLeft)
+	}
 	if w == nil { // nothing is charged, and so no window is open
 		return
 	}
