@@ -24,7 +24,7 @@ func Example() {
 
 	perHour := backend.Limit{Tokens: 100, Window: 3600e9}
 	keys := []string{"{user:42}:3600s", "{user:42}:3600s:exp", "{user:42}:3600s:own"}
-	charge := []any{"", 100, 3_600_000, 0, 30, 0, 0, 0, 0, 0} // see the header of sync.lua
+	charge := []any{"", 100, 3_600_000, 30, 0, 0} // see the header of sync.lua
 	reply, err := redis.NewScript(lua.Sync).Run(ctx, client, keys, charge...).Int64Slice()
 	if err != nil {
 		panic(err)

@@ -23,29 +23,30 @@
 --         life, seq    number the client's statements: one that is not newer does nothing
 --         mine         tokens charged to the account
 -- ARGV  1 limiter      name of its field; empty = the statement has no account: need is charged, all or none, or else
---                      change, in the window of 10 and 11
+--                      change, in the window of 10
 --       2 limit        tokens per window
---       3 length       of a window, ms; ignored if 18 is given
---       4 want         tokens; 0 = only state the account
---       5 need         tokens of want that callers wait for
---       6 least        tokens that the first of them needs: with less, nothing is granted
---       7 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
+--       3 length       of a window, ms; ignored if 17 is given
+--       4 need         tokens that callers wait for
+--       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
 --                      ended by its own clock, 32 = the last argument is the time
+--    then, unless it has no account, no change and no calendar:
+--       6 want         tokens, with need; 0 = only state the account
+--       7 least        tokens that the first caller needs: with less, nothing is granted
 --       8 life         of the client's account
 --       9 seq          of the statement
---    then, unless the client has no window and no calendar:
---      10 end          of the client's window, Unix ms; 0 = it has none
---      11 gen          of that window
---      12 mine         tokens charged to its account, by the last reply that it took
---      13 change       tokens used without a grant since, less those given back since
---      14 used         tokens charged to everybody at that reply
---      15 idle         tokens of that window that it holds and that nobody there waits for
---      16 pace         tokens that it would use in a whole window at its present rate
---      17 run          tokens of that window that it has got in a row, less what others got meanwhile
+--    then, unless there is no window, no change, no pace and no calendar:
+--      10 window       of the client, as in the ledger; 0 = it has none
+--      11 mine         tokens charged to its account, by the last reply that it took
+--      12 change       tokens used without a grant since, less those given back since
+--      13 used         tokens charged to everybody at that reply
+--      14 idle         tokens of that window that it holds and that nobody there waits for
+--    then, unless want is granted as it is and there is no calendar:
+--      15 pace         tokens that it would use in a whole window at its present rate
+--      16 run          tokens of that window that it has got in a row, less what others got meanwhile
 --    then, by a calendar:
---      18 begin        of the present period, Unix ms
---      19 end          of it, Unix ms
+--      17 begin        of the present period, Unix ms
+--      18 end          of it, Unix ms
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32
@@ -64,61 +65,74 @@
 -- write, because a script is not rolled back.
 
 -- A first contact with a key should cost little more than a bare count. So numbers are read by + 0 and written by
--- %d (at half the cost of %.0f), and the path of every call makes no closure and compares instead of calling min or max.
+-- %d (at half the cost of %.0f), names of windows are compared as text, and the path of every call makes no closure and
+-- calls no floor, min or max. A rest of division by 1 is a number's fraction.
 
-local floor, ceil, max, min, format, match = math.floor, math.ceil, math.max, math.min, string.format, string.match
+local call, format, match = redis.call, string.format, string.match
 local most = 9007199254740991                          -- the largest exact integer of a double
-if format('%d', 4294967296) ~= '4294967296' then return redis.error_reply('BADSTATE the server has no integers of 64 bits') end
 
 local args = #ARGV
-local limiter, limit, length, want, need, least, how, life, seq = unpack(ARGV, 1, 9)
-limit, length, want, need, how = limit + 0, length + 0, want + 0, need + 0, how + 0
+local limiter, limit, length, need, how = unpack(ARGV, 1, 5)
+limit, length, need, how = limit + 0, length + 0, need + 0, how + 0
 local now
 if how >= 32 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
-  local t = redis.call('TIME')
+  local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
-local wend, wgen, wmine, change, wused, widle, pace, run, begins, till = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+local want, least, life, seq, window, wmine, change, wused, widle, pace, run, begins, till = 0, 0, '', '', '0', 0, 0, 0, 0, 0, 0, 0, 0
+if args > 6 then
+  want, least, life, seq = unpack(ARGV, 6, 9)
+  want, least = want + 0, least + 0
+end
 if args > 10 then
-  wend, wgen, wmine, change, wused = ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0, ARGV[13] + 0, ARGV[14] + 0
-  widle, pace, run = ARGV[15] + 0, ARGV[16] + 0, ARGV[17] + 0
-  if args > 18 then
-    begins, till = ARGV[18] + 0, ARGV[19] + 0
-    length = till - begins
-    if now < begins * 1000 or now >= till * 1000 then return { 2, now } end
-  end
+  window, wmine, change, wused, widle = unpack(ARGV, 10, 14)
+  wmine, change, wused, widle = wmine + 0, change + 0, wused + 0, widle + 0
+end
+if args > 15 then pace, run = ARGV[15] + 0, ARGV[16] + 0 end
+if args > 17 then
+  begins, till = ARGV[17] + 0, ARGV[18] + 0
+  length = till - begins
+  if now < begins * 1000 or now >= till * 1000 then return { 2, now } end
 end
 
-local stop, used
+local stop, count
 if KEYS[2] then
-  local keys = redis.call('MGET', KEYS[2], KEYS[1])
-  stop, used = keys[1], keys[2]
+  local keys = call('MGET', KEYS[2], KEYS[1])
+  stop, count = keys[1], keys[2]
 else                                                   -- where the slot moves to, a command may have one new key at most
   KEYS[2], KEYS[3] = KEYS[1] .. ':exp', KEYS[1] .. ':own'
-  stop, used = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[1])
+  stop, count = call('GET', KEYS[2]), call('GET', KEYS[1])
 end
-local had, was = 0, 0                                  -- as the keys have them
+local had, used = 0, 0                                 -- the end as the key has it, Unix ms; the count, or 0
 if stop then
   stop = tonumber(stop)
   if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
-  had = floor(stop * 1000 + 0.5)
+  had = stop * 1000 + 0.5
+  had = had - had % 1
 end
-if used then
-  used = tonumber(used)
-  if not used or used ~= floor(used) or used > most or used < -most then return redis.error_reply('BADSTATE the count is not an integer') end
-  if used > 0 then was = used end
+stop = had
+if count then
+  count = tonumber(count)
+  if not count or count % 1 ~= 0 or count > most or count < -most then return redis.error_reply('BADSTATE the count is not an integer') end
+  if count > 0 then used = count end
 end
-stop, used = had, was
+local was = used
 
 -- The ledger: a head, and a field of this limiter.
-local own = KEYS[3] and redis.call('HMGET', KEYS[3], 'head', limiter) or { }
-local head, field = own[1], limiter ~= '' and own[2]
-local hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+local head, field
+if limiter ~= '' then
+  local own = call('HMGET', KEYS[3], 'head', limiter)
+  head, field = own[1], own[2]
+elseif KEYS[3] then
+  head = call('HGET', KEYS[3], 'head')
+end
+local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
-  local a, b, c, d, more = match(head, '^(%d+)%.?(%d*) (%d+) (%d+)(.*)$')
+  local a, b, c, d, e, more
+  name, a, b, c, d, more = match(head, '^((%d+)%.?(%d*)) (%d+) (%d+)(.*)$')
   if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
   hend, sum, clients = a + 0, c + 0, d + 0
   if b ~= '' then hgen = b + 0 end
@@ -131,24 +145,22 @@ if head then
       return redis.error_reply('BADSTATE the head of the ledger is none')
     end
     if talk ~= '' then
-      local e, f
-      a, b, c, e, f = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
+      a, b, c, d, e = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
       if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
-      idle, out, calls, told, at = a + 0, b + 0, c + 0, e + 0, f + 0
+      idle, out, calls, told, at = a + 0, b + 0, c + 0, d + 0, e + 0
     end
+    if claimable > most or idle > most or before + exhausted + out + calls + told + at > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
   end
-  if hend > most or hgen > most or sum > most or claimable > most or idle > most
-    or clients + before + exhausted + out + calls + told + at > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
+  if hend > most or hgen > most or sum > most or clients > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
 end
-local of, fend, fgen, flife, fmine, left, spare, called = false, 0, 0, 0, 0, true, 0, false
+local fname, flife, fmine, left, spare, called = '', '', 0, true, 0, false
 if field then
-  local away, a, b, c, d, e, plus, i = match(field, '^(~?)(%d+)%.?(%d*) (%d+) (%d+) (%d+)(%+?)(%d*)$')
-  if not a then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
-  fend, flife, fmine = a + 0, c + 0, e + 0
-  if life + 0 < flife or life + 0 == flife and seq + 0 <= d + 0 then return { 4, now } end  -- it, or a later one, was here
-  if b ~= '' then fgen = b + 0 end
-  left = away ~= ''
-  if i ~= '' then spare = i + 0 else called = plus ~= '' end
+  local away, fseq, own, more
+  away, fname, flife, fseq, own, more = match(field, '^(~?)(%d+%.?%d*) (%d+) (%d+) (%d+)(%+?%d*)$')
+  if not away then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
+  if flife == life and seq + 0 <= fseq + 0 or flife ~= life and life + 0 < flife + 0 then return { 4, now } end  -- it, or a later one, was here
+  fmine, left = own + 0, away ~= ''
+  if more == '+' then called = true elseif more ~= '' then spare = more + 0 end
   if fmine > most or spare > most then return redis.error_reply('BADSTATE the ledger has a field that is no account') end
 end
 
@@ -157,29 +169,35 @@ end
 -- If the count or the end is lost, the ledger tells it: the count is not less than what accounts were charged.
 if hend * 1000 > now and (stop == 0 or stop == hend) then
   stop = hend
-  if used < sum then used = sum end
+  if used < sum then used, count = sum, false end
 end
 if stop * 1000 <= now then stop, used = 0, 0 end
 
-local ms, gen, began, runs, open, fresh, unknown = floor(now / 1000), hgen, false, false, true, false, false
-local last = ceil(now / 1000) + length + (length < 10000 and floor(length / 10) or 1000)  -- clocks of two servers may differ by that
-local function ends()                                  -- a length of whole seconds ends at a whole second
-  if begins > 0 then return till end
-  return length % 1000 == 0 and floor(now / 1000000) * 1000 + length or ceil(now / 1000) + length
+local ms, gen, began, fresh, unknown = (now - now % 1000) / 1000, hgen, false, false, false
+local after = now % 1000 > 0 and ms + 1 or ms
+local last = after + length + (length < 10000 and (length - length % 10) / 10 or 1000)  -- clocks of two servers may differ by that
+if till == 0 then                                      -- a length of whole seconds ends at a whole second
+  till = length % 1000 == 0 and ms - ms % 1000 + length or after + length
+end
+if stop > last then                                    -- our clock stepped back: starve no longer than a window
+  stop, gen, began = till, math.max(gen + 1, ms), true
 end
 
-if stop > last then                                    -- our clock stepped back: starve no longer than a window
-  stop, gen, began = ends(), max(gen + 1, ms), true
+-- The client's window: is it the open one, and if not, does it run?
+local same, runs, wend, wgen = false, false, 0, 0
+if window == name and stop == hend and not began then
+  same, wend, wgen = true, stop, gen
+elseif window ~= '0' then
+  wend, wgen = match(window, '^(%d+)%.?(%d*)$')
+  wend, wgen = wend + 0, wgen == '' and 0 or wgen + 0
+  runs = how % 32 >= 16 and wend * 1000 > now and wend <= last and wgen >= gen
 end
-if wend > 0 and how % 32 >= 16 then runs = wend * 1000 > now and wend <= last and wgen >= gen end
 if stop == 0 then
   if limiter ~= '' and runs then                       -- only its clients know this window
-    stop, gen, used, began, unknown = wend, wgen, max(wused, wmine), true, true
+    stop, gen, used, began, unknown = wend, wgen, wused > wmine and wused or wmine, true, true
   elseif want > 0 or limiter == '' and need > 0 then
-    stop, fresh, began = ends(), true, limiter ~= ''
+    stop, fresh, began = till, true, limiter ~= ''
     if began and not head and wend == stop then gen = wgen end
-  else
-    open = false
   end
 elseif limiter ~= '' and not began and hend ~= stop then
   if not head and wend == stop then gen = wgen end
@@ -188,50 +206,76 @@ end
 
 -- The head of a window that opens now. The fields of old ones stay, and are void by the name of their window.
 if began then
+  name = gen > 0 and format('%d.%d', stop, gen) or format('%d', stop)
   hend, hgen, sum, before, clients, exhausted, idle, out, calls, told, at = stop, gen, 0, clients, 0, 0, 0, 0, 0, 0, 0
   claimable = unknown and used or 0
+end
+local timed = stop ~= had or not count                 -- the count and the end are written anew
+local gone = (timed or began) and format('%d', stop + 1000 + (length < 60000 and length or 60000))  -- all keys at once: in a slot that moves, some alone serve nobody
+
+-- single: a statement without an account charges all that it needs, or what was used above a charge in its window.
+
+if limiter == '' then
+  local grant = 0
+  if change > 0 then
+    if stop > 0 and wend == stop and wgen == gen then used = used + change end
+    if used > most then used = most end
+  elseif stop > 0 and used + need <= limit then
+    used, grant = used + need, need
+  elseif fresh then                                    -- a window opens at its first charge
+    stop, used = 0, 0
+  end
+  if began and KEYS[3] then
+    call('HSET', KEYS[3], 'head', format(before > 0 and '%s 0 %d 0 %d 0' or '%s 0 %d', name, clients, before))
+    call('PEXPIREAT', KEYS[3], gone)
+  end
+  if timed and stop > 0 then
+    call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
+    call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
+  elseif stop > 0 and used ~= was then
+    call('INCRBY', KEYS[1], format('%d', used - count))
+  end
+  return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant, 0, 0, 0, 0 }
 end
 
 -- account: set what the client was charged to what it says, and charge or give back the difference. What unread
 -- replies granted goes by that, what an earlier statement gave back in vain is said again, and what a loss of data
 -- took is charged.
 
-local mine, grant, wrote = 0, 0, open and limiter ~= ''
-if field and fend == hend and fgen == hgen then
-  of = flife == life + 0
-else
-  left, spare, called = true, 0, false
+if stop == 0 then                                      -- nothing is open: a late copy of an earlier statement must not open a window
+  if head then call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq)) end
+  return { 0, now, 0, hgen, 0, 0, 0, 0, 0, 0, 0 }
 end
-if wrote then
-  local claim = wmine
-  mine = wmine + change
-  if mine > most then mine = most end
-  if mine < 0 or (wend ~= hend or wgen ~= hgen) and not runs then mine, claim = 0, 0 end
-  local differ = mine
-  if of then
-    differ = mine - fmine
-  elseif claimable > 0 and wend == stop then           -- charged to nobody known: claim it before anything goes back
-    if claim > claimable then claim = claimable end
-    claimable, used = claimable - claim, used - claim
-  end
-  used, sum = used + differ, sum + differ
-  if used < 0 then used = 0 elseif used > most then used = most end
-  if sum < 0 then sum = 0 elseif sum > most then sum = most end
-  if not left then clients = clients - 1 end
-  if how % 16 < 8 then clients = clients + 1 end
+same = wend == hend and wgen == hgen
+if fname ~= name then left, spare, called = true, 0, false end
+local mine, claim = wmine + change, wmine
+if mine > most then mine = most end
+if mine < 0 or not same and not runs then mine, claim = 0, 0 end
+local differ = mine
+if fname == name and flife == life then
+  differ = mine - fmine
+elseif claimable > 0 and wend == stop then             -- charged to nobody known: claim it before anything goes back
+  if claim > claimable then claim = claimable end
+  claimable, used = claimable - claim, used - claim
 end
+used, sum = used + differ, sum + differ
+if used < 0 then used = 0 elseif used > most then used = most end
+if sum < 0 then sum = 0 elseif sum > most then sum = most end
+local leaving = how % 16 >= 8
+if not left then clients = clients - 1 end
+if not leaving then clients = clients + 1 end
 
 -- grant: guided self-scheduling over what remains.
 
-local rest = limit - used
+local rest, grant = limit - used, 0
 if rest < 0 then rest = 0 end
-if wrote and want > 0 and rest >= least + 0 then
+if want > 0 and rest >= least then
   local target = want
-  if how % 2 >= 1 then
+  if how % 2 == 1 then
     if need > 0 and calls > 0 then target = need end   -- others may wait for what came back, too
-  else
-    local peers = clients > before and clients or before
-    if peers < 1 then peers = 1 end
+  elseif pace == 0 or want > need then                 -- else the client gets no more than it needs, and no less
+    local floor, min, max = math.floor, math.min, math.max
+    local peers = max(clients, before, 1)
     local base, share, divisor = limit / (20 * peers), 1 / peers, 1
     if base < 5 then base = 5 end
     if base > limit / (3 * peers) then base = limit / (3 * peers) end
@@ -239,98 +283,80 @@ if wrote and want > 0 and rest >= least + 0 then
     local part = 3 * rest / (peers > 6 and peers or 6)
     if base > part then base = part end
     base = floor(base)
-    if wend == hend and wgen == hgen then              -- as much again as in a row, less what others got since
+    if same then                                       -- as much again as in a row, less what others got since
       part = min(run - max(used - wused, 0), rest - floor(rest / 8))
       if base < part then base = part end
     end
-    if how % 4 >= 2 then                                       -- what is idle there cannot be called: a hundredth of the limit in all
+    if how % 4 >= 2 then                               -- what is idle there cannot be called: a hundredth of the limit in all
       base, share, divisor = floor(limit / ((pace > 0 and 100 or 1000) * peers)), 0, 1.25
     end
-    local free = rest + floor((idle - spare) / 6)      -- some of what is idle elsewhere may come back
-    local part = free / limit
-    local prior = max(max(floor(limit / 1000), 1) * part * part, base, 1)  -- the share of a client that has nothing yet
-    part = mine                                        -- what it has, or would have had at its pace
-    if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
-    local top = max(floor(min(free * max(min((part + prior) / (used + prior * peers), 1), share) / divisor, most)), base)
-    if pace == 0 and target < base then target = base end  -- a newcomer does not know its peers
-    if top < need then top = need end
-    if target > top then target = top end
+    if peers > 1 or divisor > 1 then                   -- else it may get all that remains
+      local free = rest + floor((idle - spare) / 6)    -- some of what is idle elsewhere may come back
+      part = free / limit
+      local prior = max(max(floor(limit / 1000), 1) * part * part, base, 1)  -- the share of a client that has nothing yet
+      part = mine                                      -- what it has, or would have had at its pace
+      if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
+      local top = max(floor(min(free * max(min((part + prior) / (used + prior * peers), 1), share) / divisor, most)), base, need)
+      if pace == 0 and target < base then target = base end  -- a newcomer does not know its peers
+      if target > top then target = top end
+    elseif pace == 0 and target < base then
+      target = base
+    end
   end
   if target > rest then target = rest end
   if target > most - mine then target = most - mine end
   grant = target
-  used, mine, rest, sum = used + grant, mine + grant, rest - grant, min(sum + grant, most)
+  used, mine, rest, sum = used + grant, mine + grant, rest - grant, sum + grant
+  if sum > most then sum = most end
 end
-
--- A statement without an account charges all that it needs, or what was used above a charge in its window.
-if open and limiter == '' then
-  if change > 0 then
-    if wend == stop and wgen == gen then used = min(used + change, most) end
-  elseif used + need <= limit then
-    used, grant = used + need, need
-  elseif fresh then                                    -- a window opens at its first charge
-    stop, used = 0, 0
-  end
-  rest = max(limit - used, 0)
-end
-if wrote and exhausted == 0 and rest == 0 then exhausted = ms end
+if rest == 0 and exhausted == 0 then exhausted = ms end
 
 -- write: an error at the first write means that nothing was written, so each right is needed by the first command that
 -- a call makes, or less is admitted: a charge comes before its account, and a give-back after it.
 
-local held, timed = 0, stop ~= had                     -- held: idle in this client, until it states again; timed: the end is written anew
-if wrote and how % 4 < 2 and how % 16 < 8 then
-  if wend == hend and wgen == hgen or runs then held = widle end
+local held = 0                                         -- idle in this client, until it states again
+if how % 4 < 2 and not leaving then
+  if same or runs then held = widle end
   if grant > need then held = held + (grant - need) end
   if held > most - (idle - spare) then held = most - (idle - spare) end
 end
 idle = idle - spare + held
 if called then out = out - 1 end
-local function header()
-  local text = hgen > 0 and format('%d.%d %d %d', hend, hgen, sum, clients) or format('%d %d %d', hend, sum, clients)
-  if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
-  if idle > 0 or calls > 0 or told > 0 then text = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
-  return text
-end
-local gone = format('%d', stop + 1000 + (length < 60000 and length or 60000))  -- all keys go at once: in a slot that moves, some alone serve nobody
 
-if used > was and not timed then redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone) end
-if wrote then
-  local account = hgen > 0 and format('%s%d.%d %s %s %d', how % 16 < 8 and '' or '~', hend, hgen, life, seq, mine)
-    or format('%s%d %s %s %d', how % 16 < 8 and '' or '~', hend, life, seq, mine)
-  if held > 0 then account = account .. format('+%d', held) end
-  redis.call('HSET', KEYS[3], 'head', header(), limiter, account)
-  if began then
-    -- Fields of old windows are void; to delete them only tidies. In a slot that moves they stay, because
-    -- a key that is deleted there cannot be written again, and EXISTS is an error there.
-    if head and redis.call('HLEN', KEYS[3]) > 64 and type(redis.pcall('EXISTS', KEYS[3] .. '-')) == 'number'
-      and type(redis.pcall('UNLINK', KEYS[3])) == 'number' then
-      redis.call('HSET', KEYS[3], 'head', header(), limiter, account)
-    end
-    redis.call('PEXPIREAT', KEYS[3], gone)
+if used > was and not timed then call('INCRBY', KEYS[1], format('%d', used - count)) end
+local own = format('%d', mine)
+local all = sum == mine and own or format('%d', sum)
+local text = clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
+if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
+local whole = text
+if idle > 0 or calls > 0 or told > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
+local account = (leaving and '~' or '') .. name .. ' ' .. life .. ' ' .. seq .. ' ' .. own
+if held > 0 then account = account .. format('+%d', held) end
+call('HSET', KEYS[3], 'head', whole, limiter, account)
+if began then
+  -- Fields of old windows are void; to delete them only tidies. In a slot that moves they stay, because
+  -- a key that is deleted there cannot be written again, and EXISTS is an error there.
+  if head and call('HLEN', KEYS[3]) > 64 and type(redis.pcall('EXISTS', KEYS[3] .. '-')) == 'number'
+    and type(redis.pcall('UNLINK', KEYS[3])) == 'number' then
+    call('HSET', KEYS[3], 'head', whole, limiter, account)
   end
-elseif began and KEYS[3] then
-  redis.call('HSET', KEYS[3], 'head', header())
-  redis.call('PEXPIREAT', KEYS[3], gone)
-elseif limiter ~= '' and head then                     -- nothing is open: a late copy of an earlier statement must not open a window
-  redis.call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq))
+  call('PEXPIREAT', KEYS[3], gone)
 end
-if stop > 0 and timed then
-  redis.call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
-  redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
-elseif stop > 0 and used < was then
-  redis.call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
+if timed then
+  call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
+  call('SET', KEYS[1], used == sum and all or format('%d', used), 'PXAT', gone)
+elseif used < was then
+  call('INCRBY', KEYS[1], format('%d', used - count))
 end
 
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local lasted = wrote and exhausted > 0 and max(exhausted - (stop - length), 1) or 0
-local short, others = want > 0 and (used >= limit or grant < need or grant == 0), idle - held
-if not wrote or not short and told == 0 and out == 0 then
-  return { 0, now, stop, stop > 0 and gen or hgen, used, mine, grant, wrote and clients or 0, lasted, wrote and others or 0, 0 }
-end
+local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
+local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
+if not short and told == 0 and out == 0 then return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others, 0 } end
 
+local floor, min, max = math.floor, math.min, math.max
 local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
 local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
 if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
@@ -344,8 +370,8 @@ elseif told > 0 and used < limit and ms - told >= min(part, 250) then
   kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
 end
 if kind > 0 then
-  local some, found = redis.call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
-  local mark = hgen > 0 and format('%d.%d ', hend, hgen) or format('%d ', hend)
+  local some, found = call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
+  local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
@@ -361,11 +387,12 @@ if kind > 0 then
   if kind == 1 and not again then
     table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.name < b.name end)
   end
-  local text, fields, covered = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1]), { }, 0
+  local fields, covered = { }, 0
+  local message = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1])
   for i, one in ipairs(found) do
     if i > crowd or kind == 1 and not again and covered >= others - covered and covered >= 2 * need then break end
     local to = match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (match(one.name, '^(.*)%.') or one.name)
-    if type(redis.pcall('PUBLISH', to, text)) == 'table' then
+    if type(redis.pcall('PUBLISH', to, message)) == 'table' then
       mute = 32
       break
     end
@@ -376,7 +403,7 @@ if kind > 0 then
     end
   end
   if fields[1] then at, calls, out = ms, 1, out + sent end
-  if sent > 0 or mute == 0 then redis.call('HSET', KEYS[3], 'head', header(), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
   out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }

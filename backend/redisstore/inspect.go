@@ -183,6 +183,15 @@ func window(text string) backend.Window {
 	return backend.Window{End: number(end), Gen: number(gen)}
 }
 
+// nameOf writes a window's name.
+func nameOf(w backend.Window) string {
+	name := strconv.FormatInt(w.End, 10)
+	if w.Gen != 0 {
+		name += "." + strconv.FormatInt(w.Gen, 10)
+	}
+	return name
+}
+
 // number reads digits; none are 0.
 func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)

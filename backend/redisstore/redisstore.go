@@ -176,12 +176,18 @@ const (
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	_, tested := storeclock.From(ctx)
-	args := append(make([]any, 0, 19), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Want, q.Need, q.Least,
-		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, tested), q.Life, q.Seq)
-	if q.End|q.Window.End|q.Window.Gen|q.Mine|q.Change|q.Used|q.Idle|q.Pace|q.Run != 0 { // a first contact has none of these
-		args = append(args, q.Window.End, q.Window.Gen, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run)
-		if q.End != 0 {
-			args = append(args, q.Begin, q.End)
+	args := append(make([]any, 0, 18), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
+		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, tested))
+	if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
+		args = append(args, q.Want, q.Least, q.Life, q.Seq)
+		if q.Window.End|q.Change|q.Pace != 0 || period {
+			args = append(args, nameOf(q.Window), q.Mine, q.Change, q.Used, q.Idle)
+			if !q.Exact || period {
+				args = append(args, q.Pace, q.Run)
+			}
+			if period {
+				args = append(args, q.Begin, q.End)
+			}
 		}
 	}
 	r := request{script: syncScript, fault: q.Validate(), key: q.Key, limit: q.Limit, args: args, spends: q.Change > 0, detached: q.Detached}

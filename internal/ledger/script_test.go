@@ -45,11 +45,17 @@ func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Repl
 			how += 1 << i
 		}
 	}
-	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Want, q.Need, q.Least, how, q.Life, q.Seq}
-	if q.Begin != 0 || q.Window != (backend.Window{}) || q.Mine != 0 || q.Change != 0 || q.Idle != 0 || q.Pace != 0 {
-		args = append(args, q.Window.End, q.Window.Gen, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run)
-		if q.Begin != 0 {
-			args = append(args, q.Begin, q.End)
+	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how}
+	if period := q.Begin != 0; q.Client != "" || q.Change != 0 || period {
+		args = append(args, q.Want, q.Least, q.Life, q.Seq)
+		if q.Window.End|q.Change|q.Pace != 0 || period {
+			args = append(args, name(q.Window), q.Mine, q.Change, q.Used, q.Idle)
+			if !q.Exact || period {
+				args = append(args, q.Pace, q.Run)
+			}
+			if period {
+				args = append(args, q.Begin, q.End)
+			}
 		}
 	}
 	v, err := s.statement.Run(context.Background(), s, s.keys, append(args, 0, now)...).Int64Slice()
@@ -66,6 +72,14 @@ func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Repl
 	return r
 }
 
+// name is the text of w.
+func name(w backend.Window) string {
+	if w.Gen > 0 {
+		return fmt.Sprintf("%d.%d", w.End, w.Gen)
+	}
+	return fmt.Sprint(w.End)
+}
+
 // text is what the three keys should hold.
 func (c *Counter) text() (count, end string, own map[string]string) {
 	if count, end = fmt.Sprint(c.count), fmt.Sprintf("%.3f", float64(c.end)/1000); c.end%1000 == 0 {
@@ -75,12 +89,6 @@ func (c *Counter) text() (count, end string, own map[string]string) {
 		return count, end, map[string]string{}
 	}
 	h := c.head
-	name := func(w backend.Window) string {
-		if w.Gen > 0 {
-			return fmt.Sprintf("%d.%d", w.End, w.Gen)
-		}
-		return fmt.Sprint(w.End)
-	}
 	own = map[string]string{"head": fmt.Sprintf("%s %d %d", name(h.Window), h.sum, h.clients)}
 	if h.claimable+h.before+h.exhausted > 0 {
 		own["head"] += fmt.Sprintf(" %d %d %d", h.claimable, h.before, h.exhausted)
@@ -149,11 +157,11 @@ func TestScriptsAgree(t *testing.T) {
 				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s", void.End, void.Gen), (<-messages).Payload)
 			}
-			name := []string{"", "p1.1", "p1.2", "p2.1", "p3.7"}[rnd.IntN(5)]
-			last := replies[name]
-			q := backend.Statement{Client: name, Life: 1 + some(1)*some(1), Limit: fixed(limit, length), Want: some(1) * some(min(2*limit, backend.MaxTokens))}
-			seqs[name] += some(3) - min(some(40)/40*3, 1)
-			q.Seq, q.Need = max(seqs[name], 0), some(q.Want)
+			client := []string{"", "p1.1", "p1.2", "p2.1", "p3.7"}[rnd.IntN(5)]
+			last := replies[client]
+			q := backend.Statement{Client: client, Life: 1 + some(1)*some(1), Limit: fixed(limit, length), Want: some(1) * some(min(2*limit, backend.MaxTokens))}
+			seqs[client] += some(3) - min(some(40)/40*3, 1)
+			q.Seq, q.Need = max(seqs[client], 0), some(q.Want)
 			q.Least = some(q.Need)
 			q.Window, q.Mine, q.Used = last.Window, last.Mine, last.Used
 			if rnd.IntN(10) == 0 {
@@ -173,17 +181,15 @@ func TestScriptsAgree(t *testing.T) {
 				q.Idle = some(min(q.Mine, backend.MaxTokens/8))
 			}
 			q.Pace, q.Run = some(1)*some(min(limit, 1e12)), some(1)*some(min(limit, 1e12))
-			if name == "" {
+			if client == "" {
 				q.Want = 0
-				if q.Need = some(min(limit, 20)); rnd.IntN(3) > 0 {
-					q.Change = 0
-				}
+				q.Need, q.Change = some(min(limit, 20)), max(0, some(20)-13)
 			}
 			want, told := c.Sync(q, now)
 			got := s.sync(t, q, now)
 			require.Equal(t, want, got, "%+v at %d", q, now)
 			if !want.Void && !want.Astray {
-				replies[name] = want
+				replies[client] = want
 			}
 			if want.Window.End != 0 {
 				open++

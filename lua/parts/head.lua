@@ -21,29 +21,30 @@
 --         life, seq    number the client's statements: one that is not newer does nothing
 --         mine         tokens charged to the account
 -- ARGV  1 limiter      name of its field; empty = the statement has no account: need is charged, all or none, or else
---                      change, in the window of 10 and 11
+--                      change, in the window of 10
 --       2 limit        tokens per window
---       3 length       of a window, ms; ignored if 18 is given
---       4 want         tokens; 0 = only state the account
---       5 need         tokens of want that callers wait for
---       6 least        tokens that the first of them needs: with less, nothing is granted
---       7 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
+--       3 length       of a window, ms; ignored if 17 is given
+--       4 need         tokens that callers wait for
+--       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
 --                      ended by its own clock, 32 = the last argument is the time
+--    then, unless it has no account, no change and no calendar:
+--       6 want         tokens, with need; 0 = only state the account
+--       7 least        tokens that the first caller needs: with less, nothing is granted
 --       8 life         of the client's account
 --       9 seq          of the statement
---    then, unless the client has no window and no calendar:
---      10 end          of the client's window, Unix ms; 0 = it has none
---      11 gen          of that window
---      12 mine         tokens charged to its account, by the last reply that it took
---      13 change       tokens used without a grant since, less those given back since
---      14 used         tokens charged to everybody at that reply
---      15 idle         tokens of that window that it holds and that nobody there waits for
---      16 pace         tokens that it would use in a whole window at its present rate
---      17 run          tokens of that window that it has got in a row, less what others got meanwhile
+--    then, unless there is no window, no change, no pace and no calendar:
+--      10 window       of the client, as in the ledger; 0 = it has none
+--      11 mine         tokens charged to its account, by the last reply that it took
+--      12 change       tokens used without a grant since, less those given back since
+--      13 used         tokens charged to everybody at that reply
+--      14 idle         tokens of that window that it holds and that nobody there waits for
+--    then, unless want is granted as it is and there is no calendar:
+--      15 pace         tokens that it would use in a whole window at its present rate
+--      16 run          tokens of that window that it has got in a row, less what others got meanwhile
 --    then, by a calendar:
---      18 begin        of the present period, Unix ms
---      19 end          of it, Unix ms
+--      17 begin        of the present period, Unix ms
+--      18 end          of it, Unix ms
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32

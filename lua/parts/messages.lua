@@ -1,12 +1,11 @@
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local lasted = wrote and exhausted > 0 and max(exhausted - (stop - length), 1) or 0
-local short, others = want > 0 and (used >= limit or grant < need or grant == 0), idle - held
-if not wrote or not short and told == 0 and out == 0 then
-  return { 0, now, stop, stop > 0 and gen or hgen, used, mine, grant, wrote and clients or 0, lasted, wrote and others or 0, 0 }
-end
+local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
+local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
+if not short and told == 0 and out == 0 then return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others, 0 } end
 
+local floor, min, max = math.floor, math.min, math.max
 local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
 local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
 if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
@@ -20,8 +19,8 @@ elseif told > 0 and used < limit and ms - told >= min(part, 250) then
   kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
 end
 if kind > 0 then
-  local some, found = redis.call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
-  local mark = hgen > 0 and format('%d.%d ', hend, hgen) or format('%d ', hend)
+  local some, found = call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
+  local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
@@ -37,11 +36,12 @@ if kind > 0 then
   if kind == 1 and not again then
     table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.name < b.name end)
   end
-  local text, fields, covered = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1]), { }, 0
+  local fields, covered = { }, 0
+  local message = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1])
   for i, one in ipairs(found) do
     if i > crowd or kind == 1 and not again and covered >= others - covered and covered >= 2 * need then break end
     local to = match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (match(one.name, '^(.*)%.') or one.name)
-    if type(redis.pcall('PUBLISH', to, text)) == 'table' then
+    if type(redis.pcall('PUBLISH', to, message)) == 'table' then
       mute = 32
       break
     end
@@ -52,7 +52,7 @@ if kind > 0 then
     end
   end
   if fields[1] then at, calls, out = ms, 1, out + sent end
-  if sent > 0 or mute == 0 then redis.call('HSET', KEYS[3], 'head', header(), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
   out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }
