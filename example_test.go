@@ -262,21 +262,20 @@ func ExampleWithBatch() {
 	// first 3000
 }
 
-// If a limit is small, each token matters. WithDirect makes a call for each request.
+// If a limit is small, each token matters. WithDirect holds none.
 func ExampleWithDirect() {
 	limiter, err := reservoir.New(memstore.New(), reservoir.PerHour(2), reservoir.WithDirect())
 	if err != nil {
 		panic(err)
 	}
 	defer limiter.Close(context.Background())
-	for range 4 {
+	for range 3 {
 		r, _ := limiter.Allow(context.Background(), "user:42")
 		fmt.Println(r.Allowed, r.Remaining, r.Source)
 	}
 	// Output:
 	// true 1 direct
 	// true 0 direct
-	// false 0 direct
 	// false 0 local
 }
 
@@ -302,8 +301,7 @@ func ExampleWithLimits() {
 	// ip:192.0.2.1 60
 }
 
-// Plans come from a table in a file or database. A goroutine of the service reloads the
-// table while the service runs.
+// The limit holds in every interval of a minute.
 func ExampleLimit_Rolling() {
 	store := memstore.New()
 	limiter, err := reservoir.New(store, reservoir.PerMinute(60_000).Rolling())
@@ -321,6 +319,8 @@ func ExampleLimit_Rolling() {
 	// false true <nil>
 }
 
+// Plans come from a table in a file or database. A goroutine of the service reloads the
+// table while the service runs.
 func ExampleUnlimited() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -367,9 +367,9 @@ func ExampleUnlimited() {
 type awayStore struct{ *memstore.Store }
 
 func (awayStore) Sync(
-	context.Context, backend.SyncRequest,
-) (backend.SyncReply, error) {
-	return backend.SyncReply{}, &backend.Error{
+	context.Context, backend.Statement,
+) (backend.Reply, error) {
+	return backend.Reply{}, &backend.Error{
 		Op: "sync", Class: backend.Unavailable,
 		Err: errors.New("connection refused"),
 	}
@@ -414,16 +414,14 @@ func ExampleWithHooks() {
 	// Output: sync fixed 50 50 <nil>
 }
 
-// Two limits of one store count the same keys. Each limit has its own windows.
-func ExampleWithName() {
+// Limits of two lengths count a key apart.
+func ExampleNewGroup() {
 	store, ctx := memstore.New(), context.Background()
-	minute, err := reservoir.New(store,
-		reservoir.PerMinute(2), reservoir.WithName("per-minute"))
+	minute, err := reservoir.New(store, reservoir.PerMinute(2))
 	if err != nil {
 		panic(err)
 	}
-	hour, err := reservoir.New(store,
-		reservoir.PerHour(1000), reservoir.WithName("per-hour"))
+	hour, err := reservoir.New(store, reservoir.PerHour(1000))
 	if err != nil {
 		panic(err)
 	}
@@ -436,6 +434,29 @@ func ExampleWithName() {
 	// true 2
 	// true 2
 	// false 2
+}
+
+// Two limits of one length count the same key apart, because each has a name.
+func ExampleWithName() {
+	store, ctx := memstore.New(), context.Background()
+	searches, err := reservoir.New(store,
+		reservoir.PerMinute(100), reservoir.WithName("searches"))
+	if err != nil {
+		panic(err)
+	}
+	exports, err := reservoir.New(store,
+		reservoir.PerMinute(1), reservoir.WithName("exports"))
+	if err != nil {
+		panic(err)
+	}
+	for _, limiter := range []*reservoir.Limiter{exports, exports, searches} {
+		r, _ := limiter.Allow(ctx, "user:42")
+		fmt.Println(r.Allowed, r.Limit)
+	}
+	// Output:
+	// true 1
+	// false 1
+	// true 100
 }
 
 // A limit in shadow shows what it would refuse before you enforce it.
@@ -499,10 +520,6 @@ func Example_errors() {
 	_, late := limiter.Wait(soon, "user:42") // the window ends in an hour
 	fmt.Println(errors.Is(late, reservoir.ErrDeadline), errors.Is(late, context.DeadlineExceeded))
 
-	daily, _ := reservoir.New(store, reservoir.PerDay(1000, time.UTC), reservoir.WithDirect()) // without WithName
-	_, shared := daily.Allow(ctx, "user:42")
-	fmt.Println(errors.Is(shared, reservoir.ErrConflict))
-
 	_, limit := reservoir.New(store, reservoir.Limit{Tokens: 10})
 	_, option := reservoir.New(store, reservoir.PerHour(100), reservoir.WithFetchTimeout(0))
 	fmt.Println(errors.Is(limit, reservoir.ErrLimit), errors.Is(option, reservoir.ErrOption))
@@ -515,7 +532,6 @@ func Example_errors() {
 	// true true
 	// reservoir: a result of another limiter, or of no charge
 	// true true
-	// true
 	// true true
 	// true
 }
