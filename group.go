@@ -378,13 +378,13 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 }
 
 // ahead begins what acquire must wait for, and reports whether acquire must follow: a fetch
-// begins, but a call for this request alone is the decision.
+// begins, but without stock the request itself is made, because nothing of a fetch would be kept for it.
 func (l *Limiter) ahead(ctx context.Context, r *Result, name string, n int64) (later bool, err error) {
 	k, limit, err := l.find(name)
 	switch {
 	case err != nil:
 		return false, err
-	case k != nil && !(l.env.Direct && k.Limit().Rolls):
+	case k != nil && !l.env.Direct:
 		k.Expect(n)
 		return true, nil
 	}
