@@ -141,7 +141,7 @@ func (s *storeCall) syncOnly(ctx context.Context, q *backend.Statement) (r backe
 	s.Want = max(q.Want, q.Need, q.Change)
 	for range 3 {
 		s.l.env.Counts.Syncs.Add(1)
-		if r, err = s.l.store.Sync(ctx, *q); err != nil || !r.Astray {
+		if r, err = s.l.store.Sync(ctx, *q); err != nil || !r.Astray || q.Client == "" && q.Change > 0 { // whose window is over
 			s.Granted = r.Grant
 			return r, err
 		}
@@ -325,7 +325,7 @@ func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool) key
 func (l *Limiter) overdraw(ctx context.Context, k *key.Key, window backend.Window, n int64) error {
 	limit := k.Limit().Plain()
 	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: window, Change: n, Detached: true}
-	q.Begin, q.End = key.Period(limit, time.Now())
+	q.Begin, q.End = key.Period(limit, window.Time().Add(-time.Millisecond)) // of that window, whatever the time is
 	c, shard := &l.env.Counts, l.shardOf(q.Key)
 	settled := func(r backend.Reply, err error) {
 		switch {
