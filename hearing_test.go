@@ -38,7 +38,7 @@ func TestResetIsHeard(t *testing.T) {
 		for _, limit := range []reservoir.Limit{reservoir.PerDay(600, nil), reservoir.PerHour(600)} {
 			net := testnet.Far(time.Millisecond)
 			all := fleetOn(t, 4, net, limit, opt)
-			old := allow(t, all[3], "k", 1).Reset // and stock
+			old := reservoir.WindowOf(allow(t, all[3], "k", 1)) // and stock
 			exhaust(t, all[:3], "k")
 			require.False(t, allow(t, all[1], "k", 1).Allowed)
 			waited := make(chan reservoir.Result, 1)
@@ -56,16 +56,16 @@ func TestResetIsHeard(t *testing.T) {
 			heard := time.Now()
 			assert.LessOrEqual(t, net.Count("")-before, 2+2, "nobody calls but for the Wait")
 			fresh := int64(0)
-			var end time.Time
+			var window backend.Window
 			for _, l := range all {
 				r := allow(t, l, "k", 1)
 				require.True(t, r.Allowed)
-				require.NotEqual(t, old, r.Reset)
-				end = r.Reset
+				window = reservoir.WindowOf(r)
+				require.NotEqual(t, old, window)
 				fresh++
 			}
 			assert.LessOrEqual(t, time.Since(heard), 4*rtt, "a round trip each")
-			if r := <-waited; r.Reset.Equal(end) {
+			if r := <-waited; reservoir.WindowOf(r) == window {
 				fresh++
 			}
 			for range 1000 {
@@ -93,7 +93,7 @@ func TestResetOvertakesAReply(t *testing.T) {
 			inBubbles(t, fmt.Sprintf("known=%t/executed=%d", known, executed), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 				net := testnet.Far(time.Millisecond)
 				all := fleetOn(t, 2, net, reservoir.PerHour(100), opt, reservoir.WithFetchTimeout(time.Minute), reservoir.WithIdle(time.Hour))
-				void := map[time.Time]bool{allow(t, all[0], "k", 1).Reset: true}
+				void := map[backend.Window]bool{reservoir.WindowOf(allow(t, all[0], "k", 1)): true}
 				if known {
 					drain(t, all[1], "k", 1)
 					for net.Faults(func(c *testnet.Call) testnet.Fault {
@@ -121,7 +121,7 @@ func TestResetOvertakesAReply(t *testing.T) {
 					}
 					require.NoError(t, all[0].Reset(bg, "k"))
 					if n < 1 {
-						void[allow(t, all[0], "k", 1).Reset] = true
+						void[reservoir.WindowOf(allow(t, all[0], "k", 1))] = true
 					}
 					synctest.Wait()
 				}
@@ -133,7 +133,7 @@ func TestResetOvertakesAReply(t *testing.T) {
 				begin := time.Now()
 				r := allow(t, all[1], "k", 1)
 				require.True(t, r.Allowed)
-				require.NotContains(t, void, r.Reset)
+				require.NotContains(t, void, reservoir.WindowOf(r))
 				require.LessOrEqual(t, time.Since(begin), 4*rtt, "what the other one has ordered ahead may have to be called back")
 			})
 		}
@@ -176,13 +176,13 @@ func TestResetsAnywhere(t *testing.T) {
 			net := testnet.Far(time.Millisecond)
 			all := fleetOn(t, 3, net, limit, opt)
 			var mu sync.Mutex
-			admitted := map[time.Time]int64{}
+			admitted := map[backend.Window]int64{}
 			request := func(l *reservoir.Limiter) {
 				r, err := l.Allow(bg, "k")
 				if assert.NoError(t, err); r.Allowed {
 					mu.Lock()
 					defer mu.Unlock()
-					admitted[r.Reset]++
+					admitted[reservoir.WindowOf(r)]++
 				}
 			}
 			end := time.Now().Truncate(limit.Window).Add(limit.Window) // of the first window, in the day's case
