@@ -22,17 +22,19 @@ if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
 local stop = tonumber(redis.call('GET', KEYS[2]) or '0')
 local head = redis.call('HMGET', KEYS[3], 'head')[1] or '0 0 0'
-local hend, gen, clients = string.match(head, '^(%d+)%.?(%d*) %d+ (%d+)')
+local hend, gen, clients, before = string.match(head, '^(%d+)%.?(%d*) %d+ (%d+) ?%d* ?(%d*)')
 if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
 if not hend then return redis.error_reply('BADSTATE the head of the ledger is none') end
 if gen == '' then gen = 0 end
+if before == '' then before = 0 end
+clients = math.max(clients + 0, before + 0) -- most may not have come to a window that has just opened
 stop = math.floor(stop * 1000 + 0.5)
 if stop == 0 then stop = hend + 0 end
 if stop * 1000 <= now then stop = 0 end
 
 local next = math.max(gen + 1, math.floor(now / 1000))
 local gone = string.format('%.0f', math.floor(now / 1000) + length + 1000)
-redis.call('HSET', KEYS[3], 'head', string.format('0.%.0f 0 %s', next, clients))
+redis.call('HSET', KEYS[3], 'head', string.format('0.%.0f 0 %.0f', next, clients))
 redis.call('PEXPIREAT', KEYS[3], gone)
 redis.call('SET', KEYS[2], 0, 'PXAT', gone)
 redis.call('SET', KEYS[1], 0, 'PXAT', gone)

@@ -162,7 +162,8 @@ func (c *Counter) reading(l backend.Limit, now int64) backend.State {
 func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
 	h := &head{}
 	if void.Gen = c.gen(); c.head != nil {
-		void.End, h.accounts, h.clients = c.head.End, c.head.accounts, c.head.clients
+		void.End, h.accounts = c.head.End, c.head.accounts
+		h.clients = max(c.head.clients, c.head.before) // most may not have come to a window that has just opened
 	} else {
 		h.accounts = map[string]*account{}
 	}
