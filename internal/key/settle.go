@@ -28,7 +28,8 @@ func (k *Key) Refund(c Charge, n int64) {
 		w := k.lease.Load()
 		switch {
 		case c.Fallback:
-			k.fallback.takeBack(c, n)
+			k.fallback.takeBack(c, n) // no account was charged
+			ok = true
 			return unchanged
 		case k.phase == phaseRetired:
 			return unchanged

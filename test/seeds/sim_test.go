@@ -27,6 +27,7 @@ type sim struct {
 	callers []*simCaller // under way
 	won     []*simCaller // whose tokens may be refunded
 	spent   map[slot]int64
+	voided  map[slot]int  // how often Reset ended a window that ends then
 	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
 	blurred bool          // more such tokens, nobody knows how many
 	losses  int           // how often the store has lost its data
@@ -68,10 +69,13 @@ type process struct {
 	last     reservoir.Stats
 }
 
-// slot is a window of a key in the store.
+// counter is what the store calls it.
+func (l named) counter() string { return backend.Limit(l.Limit).Counter() }
+
+// slot is a window of a counter in the store.
 type slot struct {
-	key string
-	end int64
+	key, counter string
+	end          int64
 }
 
 // simCaller is one call of a limiter, in a goroutine of its own.
@@ -91,7 +95,9 @@ type simCaller struct {
 	done    atomic.Bool
 }
 
-func (c *simCaller) slot() slot { return slot{c.p.limit.inStore(c.key), c.r.Reset.UnixMilli()} }
+func (c *simCaller) slot() slot {
+	return slot{c.p.limit.inStore(c.key), c.p.limit.counter(), c.r.Reset.UnixMilli()}
+}
 
 // tally counts what was seen, so that a test knows that it has been everywhere.
 type tally map[string]int
@@ -123,16 +129,20 @@ var (
 
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, seen: seen}
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, voided: map[slot]int{}, seen: seen}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
 		return testnet.Hold
 	})
-	s.limits = []named{s.drawLimit("")}
-	if s.oneIn(5) {
-		s.limits[0].name = "first"
-		s.limits = append(s.limits, s.drawLimit("second"))
-		s.seen["two limits"]++
+	s.limits = []named{s.drawLimit()}
+	if s.oneIn(4) {
+		other := s.drawLimit()
+		if s.seen["two limits"]++; other.counter() != s.limits[0].counter() {
+			s.seen["two lengths"]++
+		} else {
+			s.limits[0].name, other.name = "first", "second"
+		}
+		s.limits = append(s.limits, other)
 	}
 	if s.oneIn(5) {
 		s.most = 2
@@ -147,8 +157,8 @@ func newSim(seed uint64, seen tally) *sim {
 	return s
 }
 
-func (s *sim) drawLimit(name string) named {
-	l := named{name: name, span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, time.Minute)}
+func (s *sim) drawLimit() named {
+	l := named{span: pickOf(s, 50*time.Millisecond, time.Second, time.Second, time.Minute)}
 	l.Limit = reservoir.Limit{Tokens: pickOf[int64](s, 1, 3, 10, 60, 1000, 20_000), Window: l.span}
 	if s.oneIn(6) {
 		s.seen["calendar"]++
@@ -374,12 +384,16 @@ func (s *sim) execute(c *testnet.Call) {
 	}
 	reply, err := s.net.Execute(c)
 	s.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
+	if void, ok := reply.(*backend.Window); ok && void.End != 0 {
+		s.seen["voided"]++
+		s.voided[slot{c.Key, s.all[c.Who].limit.counter(), void.End}]++
+	}
 	if !c.Ghost {
 		return
 	}
 	s.seen["late call"]++
-	if r, ok := reply.(*backend.SyncReply); ok && (c.Copied || s.all[c.Who].ended) {
-		s.slack += r.Grant - r.Recovered
+	if r, ok := reply.(*backend.Reply); ok && s.all[c.Who].ended { // no later statement undoes it
+		s.slack += r.Grant
 	}
 }
 
@@ -403,10 +417,10 @@ func (s *sim) lose(c *testnet.Call) {
 	s.net.Answer(c)
 }
 
-// twice puts a call on the network once more, unless it is a take, a settlement or a
-// reset, which no store sends again.
+// twice puts a call on the network once more, unless it is a reset or a statement without an account, which no store
+// sends again.
 func (s *sim) twice(c *testnet.Call) {
-	if c.Op != "take" && c.Op != "settle" && c.Op != "reset" {
+	if c.Op != "reset" && (c.Statement == nil || c.Statement.Client != "") {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)
 	}
