@@ -28,8 +28,7 @@ func (k *Key) Refund(c Charge, n int64) {
 		w := k.lease.Load()
 		switch {
 		case c.Fallback:
-			k.fallback.takeBack(c, n) // no account was charged
-			ok = true
+			k.fallback.takeBack(c, n)
 			return unchanged
 		case k.phase == phaseRetired:
 			return unchanged

@@ -252,8 +252,10 @@ func (s *sim) hearError(c *simCaller) {
 		s.seen["failed"]++
 	case errors.Is(c.err, context.Canceled):
 		s.seen["cancelled"]++
+		c.p.gone += c.n
 	case errors.Is(c.err, context.DeadlineExceeded):
 		s.seen["out of time"]++
+		c.p.gone += c.n
 	default:
 		s.must(false, "an odd error: %v", c.err)
 	}
@@ -397,12 +399,13 @@ func (s *sim) recover() {
 	}
 }
 
-// balance: what the limiter counts as spent and not refunded is what callers were told.
+// balance: what the limiter counts as spent and not refunded is what callers were told. A caller that has gone may have taken back
+// what the failure policy had admitted it for.
 func (s *sim) balance(p *process) reservoir.Stats {
 	x := p.Stats()
 	s.log("process %d: %+v", p.who, x)
 	net := x.Spent - x.Refunded
-	s.must(net >= p.admitted-p.asked && net <= p.admitted+p.alone-p.back,
+	s.must(net >= p.admitted-p.asked-p.gone && net <= p.admitted+p.alone-p.back,
 		"%d tokens spent, and callers were told %d, %d without the store; %d to %d went back", net, p.admitted, p.alone, p.back, p.asked)
 	return x
 }

@@ -62,6 +62,7 @@ type process struct {
 	alone    int64        // tokens admitted without the store
 	asked    int64        // tokens that refunds were to give back
 	back     int64        // of these, what surely went back
+	gone     int64        // tokens of callers that left before they were answered
 	ended    bool         // Close was called
 	away     atomic.Bool  // the circuit of the store is open
 	begun    atomic.Int64 // refunds
