@@ -199,7 +199,7 @@ func validateClient(name string) error {
 	switch {
 	case name == "" || len(name) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case name == "head" || name == "w" || name == "era":
+	case name == "head":
 		return fmt.Errorf("%w: the client's name %q is reserved for the ledger", ErrKey, name)
 	}
 	return nil

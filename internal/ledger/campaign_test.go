@@ -19,7 +19,8 @@ import (
 
 // client is one limiter: an account, its stock, and what is on the way.
 type client struct {
-	account.Absolute
+	account.Account
+	window      backend.Window
 	name        string
 	life        int64
 	held, spent int64
@@ -29,7 +30,22 @@ type client struct {
 	seq         int64
 	leaving     bool
 	waiting     bool // for a reply
+	inFlight    bool // the last statement has no reply yet
 }
+
+// Take takes the reply to q, and reports whether it counts: only the last statement's does, once, and only one that is
+// neither void nor astray. kept says that what is held and spent belongs to the reply's window.
+func (c *client) Take(q *backend.Statement, r *backend.Reply) (counts, kept bool) {
+	if q.Seq != c.seq || !c.inFlight || r.Void || r.Astray {
+		return false, false
+	}
+	c.Apply(q, r, c.held)
+	c.window, c.inFlight = r.Window, false
+	return true, account.Keeps(q, r)
+}
+
+// Settled reports whether the store has confirmed all that the account says.
+func (c *client) Settled() bool { return !c.Outstanding() && !c.inFlight }
 
 // message is a statement at the store or a reply on its way back.
 type message struct {
@@ -94,7 +110,7 @@ func (w *world) newcomer() *client {
 	if w.control == "limiter" {
 		c.name = fmt.Sprintf("p%d.1", w.names/2)
 	}
-	c.Begin(1)
+	c.Begin(1, false)
 	return c
 }
 
@@ -112,7 +128,9 @@ func (w *world) send(c *client, want int64) {
 	if w.calendar && w.control == "period" && w.chance(.2) { // its clock is ahead
 		q.Begin, q.End = w.store()/1000, q.End+w.length
 	}
-	c.State(&q, w.clockOf(c) < c.deadline)
+	q.Runs = w.clockOf(c) < c.deadline
+	c.State(&q, c.window)
+	c.inFlight = true
 	c.seq, c.sent, c.leaving = q.Seq, w.clockOf(c), q.Leaving
 	m := message{at: w.now + w.some(2000), to: c, life: c.life, q: q}
 	if !w.chance(w.lose) {
@@ -169,11 +187,10 @@ func (w *world) take(m message) {
 		return
 	}
 	c.waiting = false
-	seq := m.q.Seq
 	if w.control == "last reply" {
-		seq = c.seq
+		m.q.Seq = c.seq
 	}
-	counts, kept := c.Take(seq, m.r)
+	counts, kept := c.Take(&m.q, &m.r)
 	if !counts {
 		return
 	}
@@ -196,8 +213,8 @@ func (w *world) begin(c *client) {
 	if w.control != "life" {
 		c.life++
 	}
-	c.Begin(c.life)
-	c.spent, c.deadline = 0, 0
+	c.Begin(c.life, false)
+	c.window, c.spent, c.deadline, c.inFlight = backend.Window{}, 0, 0, false
 }
 
 // step is one event.
@@ -217,21 +234,21 @@ func (w *world) step() {
 	case 3, 4, 5, 6:
 		if n := w.some(c.held); w.clockOf(c) < c.deadline && n > 0 {
 			c.held, c.spent = c.held-n, c.spent+n
-			w.spend(c.Window(), n)
+			w.spend(c.window, n)
 		}
 	case 7:
 		n := w.some(c.held)
 		c.held -= n
-		c.GiveBack(n)
+		c.Return(n)
 		w.send(c, 0)
 	case 8: // a refund
 		if n := w.some(c.spent); w.clockOf(c) < c.deadline {
 			c.held, c.spent = c.held+n, c.spent-n
-			w.spent[c.Window()] -= n
+			w.spent[c.window] -= n
 		}
 	case 9:
 		if w.control == "confirm" {
-			c.GiveBack(c.held)
+			c.Return(c.held)
 			c.held = 0
 			w.send(c, 0)
 			w.begin(c)
@@ -239,10 +256,10 @@ func (w *world) step() {
 		}
 		w.send(c, 0)
 	case 10: // used above a charge
-		if n := w.some(2) * w.some(1); w.overdraw && c.Window().End != 0 {
+		if n := w.some(2) * w.some(1); w.overdraw && c.window.End != 0 {
 			c.spent += n
-			c.Overdraw(n)
-			w.overdrawn[c.Window()] += n
+			c.Declare(n)
+			w.overdrawn[c.window] += n
 		}
 	case 11: // without an account
 		if n := 1 + w.some(min(w.limit, 3)-1); w.direct {
@@ -255,7 +272,7 @@ func (w *world) step() {
 			}
 		}
 	}
-	if c.Charged() != c.held+c.spent {
+	if c.Used(c.held) != c.spent {
 		w.wrong = "the account is not what is held and spent"
 	}
 }
@@ -334,7 +351,7 @@ func (w *world) run() (rested bool) {
 	}
 	in := w.spent[name] + w.overdrawn[name]
 	for _, c := range w.clients {
-		if c.Window() == name {
+		if c.window == name {
 			in += c.held
 		}
 	}
@@ -420,7 +437,7 @@ func (w *world) losses(kinds ...int) (stuck int64) {
 	}
 	in, live := w.spent[name]+w.overdrawn[name], int64(0)
 	for _, c := range w.clients {
-		if c.Window() == name {
+		if c.window == name {
 			in, live = in+c.held, live+c.held+c.spent
 		}
 	}
