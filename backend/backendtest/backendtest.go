@@ -16,6 +16,8 @@
 // later, in windows of half a minute or more, because a server may delete, by its own clock,
 // a window that is over by the test's clock.
 //
+// A store may have methods by which the suite loses its data, one part at a time: see Loser and RingLoser.
+//
 // The package is exported because a store outside this module must grant exactly the same
 // numbers as the stores inside. Otherwise a fleet in which both serve a key is unfair.
 // With the scripts in package lua, such a store is no more than a client. This package's
@@ -42,7 +44,9 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	runScripts(t, newStore)
 	for name, run := range map[string]func(t testing.TB, s backend.Store){
 		"Faults":          testFaults,
+		"FaultsOfRolling": testFaultsOfRolling,
 		"Inspect":         testInspect,
+		"Counters":        testCounters,
 		"HostileKeys":     testHostileKeys,
 		"HostileClients":  testHostileClients,
 		"ContextOver":     testContextOver,
@@ -55,6 +59,21 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	} {
 		t.Run(name, func(t *testing.T) { run(t, newStore(t)) })
 	}
+}
+
+// Loser is an optional interface of a store under test: each method deletes a part of one counter of fixed windows, as
+// a server does that evicts one key. counter is [backend.Limit.Counter].
+type Loser interface {
+	LoseCount(ctx context.Context, key, counter string) error
+	LoseEnd(ctx context.Context, key, counter string) error
+	LoseLedger(ctx context.Context, key, counter string) error
+}
+
+// RingLoser is an optional interface of a store under test: KeepRing keeps its server from deleting a counter of a
+// rolling limit when that is over, and LoseRing deletes it.
+type RingLoser interface {
+	KeepRing(ctx context.Context, key, counter string) error
+	LoseRing(ctx context.Context, key, counter string) error
 }
 
 // Now returns the time that a store under test must use for a call: the time that the
@@ -81,6 +100,7 @@ type bench struct {
 	base  time.Time                       // a whole second, as windows end at one
 	mail  map[string]chan backend.Message // to processes that listen
 	heard int64                           // how often they were asked what they heard
+	seqs  map[string]int64                // of the clients' last statements about the key
 }
 
 func newBench(t testing.TB, s backend.Store, l backend.Limit) *bench {
@@ -96,21 +116,40 @@ var (
 // that goes on with its statements, the key looks like a store that has lost all its data.
 func newKey() string { return fmt.Sprintf("suite:%s:%d", process, keys.Add(1)) }
 
-// end returns the window that ends d after the base.
-func (b *bench) end(d time.Duration) backend.Window {
-	return backend.Window(b.base.Add(d).UnixMilli())
-}
+// end returns the window without a Reset that ends d after the base.
+func (b *bench) end(d time.Duration) backend.Window { return backend.Window{End: b.ms(d)} }
+
+// ms is an instant in Unix ms.
+func (b *bench) ms(d time.Duration) int64 { return b.base.Add(d).UnixMilli() }
 
 // at returns a context under which the store's clock shows d after the base.
 func (b *bench) at(d time.Duration) context.Context {
 	return storeclock.With(b.t.Context(), b.base.Add(d))
 }
 
-// sync makes a statement about the bench's key.
-func (b *bench) sync(d time.Duration, r backend.SyncRequest) backend.SyncReply {
+// sync makes a statement about the bench's key. It is the client's next one if it has no number.
+func (b *bench) sync(d time.Duration, q backend.Statement) backend.Reply {
 	b.t.Helper()
-	r.Key, r.Limit = b.key, b.limit
-	return must(b.store.Sync(b.at(d), r))(b.t)
+	q.Key, q.Limit = b.key, b.limit
+	if q.Client != "" {
+		b.number(&q)
+	}
+	return must(b.store.Sync(b.at(d), q))(b.t)
+}
+
+// number gives a statement its life and number.
+func (b *bench) number(q *backend.Statement) {
+	if b.seqs == nil {
+		b.seqs = make(map[string]int64)
+	}
+	of := fmt.Sprint(b.key, b.limit.Counter(), q.Client)
+	if q.Life == 0 {
+		q.Life = 1
+	}
+	if q.Seq == 0 {
+		q.Seq = b.seqs[of] + 1
+	}
+	b.seqs[of] = max(b.seqs[of], q.Seq)
 }
 
 // must returns the result of a call, and fails the test if the call returned an error.

@@ -54,11 +54,11 @@ func testConcurrentReset(t testing.TB, s backend.Store) {
 	b.race(func(i int) {
 		for n := range calls {
 			if i == 0 && n%5 == 4 {
-				if _, err := s.Reset(b.at(0), backend.ResetRequest{Key: b.key, Limit: b.limit}); err != nil {
+				if _, err := s.Reset(b.at(0), b.key, b.limit); err != nil {
 					t.Error(err)
 				}
 			}
-			if r := b.take(1); r.Allowed {
+			if r := b.take(1); r.Grant == 1 {
 				mu.Lock()
 				allowed[r.Window]++
 				mu.Unlock()
@@ -78,7 +78,7 @@ func testConcurrentReset(t testing.TB, s backend.Store) {
 // takeAll takes 7 tokens at a time, then single ones, until none are left.
 func (b *bench) takeAll() (held int64) {
 	for n := int64(7); n > 0; {
-		if b.take(n).Allowed {
+		if b.take(n).Grant == n {
 			held += n
 		} else {
 			n /= 7
@@ -87,33 +87,38 @@ func (b *bench) takeAll() (held int64) {
 	return held
 }
 
-// take takes n tokens. An error fails the test, which goes on.
-func (b *bench) take(n int64) backend.TakeReply {
-	r, err := b.store.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
+// take charges n tokens without an account, or none. An error fails the test, which goes on.
+func (b *bench) take(n int64) backend.Reply {
+	r, err := b.store.Sync(b.at(0), backend.Statement{Key: b.key, Limit: b.limit, Need: n})
 	if err != nil {
 		b.t.Error(err)
 	}
 	return r
 }
 
-// syncAll asks until nothing remains. A duplicate of each statement races with it.
+// syncAll asks until nothing remains, and returns what the account is charged. A duplicate of each statement races with
+// it: the reply of one of the two is void, and the grant of a void one goes with the next statement.
 func (b *bench) syncAll(client string) int64 {
-	x := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: client, Want: 100, Need: 1}
+	q := backend.Statement{Key: b.key, Limit: b.limit, Client: client, Life: 1, Want: 100, Need: 1}
 	for {
 		var twin sync.WaitGroup
-		twin.Go(func() { _, _ = b.store.Sync(b.at(0), x) })
-		r, err := b.store.Sync(b.at(0), x)
+		q.Seq++
+		twin.Go(func() { _, _ = b.store.Sync(b.at(0), q) })
+		r, err := b.store.Sync(b.at(0), q)
 		twin.Wait()
-		if err != nil {
+		switch {
+		case err != nil:
 			b.t.Error(err)
-			return x.Granted
+			return q.Mine
+		case r.Void:
+			continue
 		}
-		x.Window, x.Granted = r.Window, r.Granted
-		if x.Want == 0 {
-			return r.Granted
+		q.Window, q.Mine, q.Used, q.Runs = r.Window, r.Mine, r.Used, true
+		if q.Want == 0 {
+			return q.Mine
 		}
 		if r.Remaining == 0 { // once more, for grants that only the duplicate's reply reported
-			x.Want, x.Need = 0, 0
+			q.Want, q.Need = 0, 0
 		}
 	}
 }

@@ -8,17 +8,11 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
 	"github.com/go-reservoir/reservoir/internal/rolling"
 )
-
-// halver is a store whose test can delete the count of a key's window, or its end, alone.
-type halver interface {
-	LoseCount(ctx context.Context, key string) error
-	LoseEnd(ctx context.Context, key string) error
-}
 
 // judged makes the calls of clients that keep the rules, of a store and of the module's own rules, over a network that
 // loses, repeats and delays them. The replies must be the same, and package naive, which knows neither, judges what comes
@@ -27,9 +21,8 @@ type judged struct {
 	*random
 	log     naive.Log
 	ring    rolling.Ring
-	fixed   counter.Counter
+	fixed   ledger.Counter
 	calls   backend.Limit // the limit of all calls
-	periods bool          // by a calendar
 	back    time.Duration // by which the store's clock is behind
 	lossy   bool          // the store loses data
 	alone   bool          // the model is the only judge
@@ -47,7 +40,7 @@ type party struct {
 // letter is a statement that may arrive again.
 type letter struct {
 	who int
-	q   backend.SyncRequest
+	q   hand.Statement
 }
 
 // testJudged plays rounds of each kind of limit.
@@ -60,7 +53,7 @@ func playJudged(t testing.TB, s backend.Store, alone bool) {
 	t.Helper()
 	p := newRandom(t, s)
 	for i := range rounds {
-		j := &judged{random: p, periods: i%4 == 1, lossy: i%8 > 3, alone: alone}
+		j := &judged{random: p, lossy: i%8 > 3, alone: alone}
 		p.key, p.now = newKey(), time.Duration(p.rnd.IntN(1000))*time.Millisecond
 		j.calls = backend.Limit{Tokens: pick[int64](p, 1, 3, 10, 1000), Window: pick(p, time.Minute, 61500*time.Millisecond)}
 		j.log.Limit = j.calls.Tokens
@@ -68,6 +61,9 @@ func playJudged(t testing.TB, s backend.Store, alone bool) {
 			j.calls = j.calls.Rolling()
 			j.log.Rolls = j.calls.Window.Microseconds()
 			j.log.Linger = j.log.Rolls * (backend.Refundable + 1) / backend.Slices
+		}
+		if i%4 == 1 {
+			j.calls.Calendar.Period, j.calls.Window = backend.Day, 24*time.Hour
 		}
 		for who := range j.clients {
 			j.clients[who].name = fmt.Sprintf("p%d.%d", who, i)
@@ -93,17 +89,6 @@ func (p *judged) ok(what string, err error) {
 	if err != nil {
 		p.t.Fatalf("%s of %+v at %v: %v", what, p.calls, p.now, err)
 	}
-}
-
-// openings writes the ends of the calendar's periods.
-func (p *judged) openings() (end, next backend.Window) {
-	if !p.periods || p.calls.Rolls {
-		return 0, 0
-	}
-	length := p.calls.Window.Milliseconds()
-	now := p.time() / 1000
-	end = backend.Window((now/length + 1) * length)
-	return end, end + backend.Window(length)
 }
 
 // same fails the test unless the store says what the module's own rules say.
@@ -165,54 +150,82 @@ func (p *judged) pass() {
 		p.now += pick(p.random, window/2, window, window+2*time.Second)
 	case n < 13 && p.lossy:
 		p.back += pick(p.random, time.Second, window/3)
-		p.alone = p.alone || !p.calls.Rolls // a window may get the name of an earlier one, whose ledger take has left in the keys
 		p.log.Losses = append(p.log.Losses, p.time())
 	}
 	for who := range p.clients {
 		p.ok("the end of a window", p.clients[who].Expire(p.calls, &p.log, who, p.time()))
 	}
-	if keeper, ok := p.store.(keeper); ok {
+	if s, ok := p.store.(RingLoser); ok && p.calls.Rolls {
 		ctx, _ := p.server()
-		must(0, keeper.KeepRing(ctx, p.key))(p.t)
+		must(0, s.KeepRing(ctx, p.key, p.calls.Counter()))(p.t)
 	}
 }
 
-// state makes a client's next statement, which the network may lose, or its reply.
+// state makes a client's next statement, which the network may lose, or its reply. A client that names another period than the
+// store's asks once more by the store's clock.
 func (p *judged) state(who int, want int64) {
 	p.t.Helper()
 	c := &p.clients[who]
-	q := c.Ask(p.calls, p.key, c.name, want)
-	q.End, q.Next = p.openings()
-	q.Exact, q.Need = p.rnd.IntN(2) == 0, p.tokens(want)
-	fate := p.rnd.IntN(8)
-	if p.rnd.IntN(4) == 0 && !(p.calls.Rolls && q.Account == 0) { // test/search has what comes of such a copy
+	q := c.Ask(p.calls, p.key, c.name, want, p.time())
+	exact, need, fate := p.rnd.IntN(2) == 0, p.tokens(want), p.rnd.IntN(8)
+	if p.calls.Rolls {
+		q.Rolling.Exact, q.Rolling.Need = exact, need
+	} else {
+		q.Fixed.Exact, q.Fixed.Need = exact, need
+		if p.rnd.IntN(9) == 0 { // its clock is ahead, or behind
+			q.Fixed.Begin, q.Fixed.End = hand.Period(p.calls, p.time()+pick[int64](p.random, 1, -1)*p.calls.Window.Microseconds())
+		}
+	}
+	if p.rnd.IntN(4) == 0 && !(p.calls.Rolls && q.Rolling.Account == 0) { // test/search has what comes of such a copy
 		p.late = append(p.late, letter{who, q})
 	}
 	if c.Hurries(p.calls) {
 		fate = 7
 	}
-	if fate == 0 {
-		c.lost = true
+	if c.lost = fate == 0; c.lost {
 		return
 	}
 	sent := p.time()
 	r := p.sync(q)
+	if !p.calls.Rolls && r.Fixed.Astray {
+		begin, end := hand.Period(p.calls, r.Fixed.Now)
+		q = c.Ask(p.calls, p.key, c.name, want, p.time())
+		q.Fixed.Exact, q.Fixed.Need, q.Fixed.Begin, q.Fixed.End = exact, need, begin, end
+		if r = p.sync(q); r.Fixed.Astray {
+			p.t.Fatalf("%+v is astray at %d", q.Fixed, r.Fixed.Now)
+		}
+	}
 	if c.lost = fate == 1; !c.lost {
-		p.ok("a reply", c.Apply(p.calls, &p.log, who, hand.Call{Q: q, R: r, Sent: sent, Resets: int64(len(p.log.Resets))}, p.time()))
+		p.apply(who, q, r, sent)
 	}
 }
 
+// apply gives a client the reply to its statement q.
+func (p *judged) apply(who int, q hand.Statement, r hand.Reply, sent int64) {
+	p.t.Helper()
+	call := hand.Call{Q: q, R: r, Sent: sent, Resets: int64(len(p.log.Resets))}
+	p.ok("a reply", p.clients[who].Apply(p.calls, &p.log, who, call, p.time()))
+}
+
 // sync lets a statement arrive.
-func (p *judged) sync(q backend.SyncRequest) (got backend.SyncReply) {
+func (p *judged) sync(q hand.Statement) hand.Reply {
+	p.t.Helper()
+	if p.calls.Rolls {
+		ctx, now := p.server()
+		got := must(p.store.SyncRolling(ctx, *q.Rolling))(p.t)
+		want, _ := p.ring.Sync(*q.Rolling, now)
+		same(p, *q.Rolling, got, want)
+		return hand.Reply{Rolling: &got}
+	}
+	r := p.syncFixed(*q.Fixed)
+	return hand.Reply{Fixed: &r}
+}
+
+func (p *judged) syncFixed(q backend.Statement) backend.Reply {
 	p.t.Helper()
 	ctx, now := p.server()
-	got = must(p.store.Sync(ctx, q))(p.t)
-	var want backend.SyncReply
-	if q.Limit.Rolls {
-		want, _ = p.ring.Sync(q, now)
-	} else {
-		want, _ = p.fixed.Sync(q, now)
-	}
+	got := must(p.store.Sync(ctx, q))(p.t)
+	want, _ := p.fixed.Sync(q, now)
 	same(p, q, got, want)
 	return got
 }
@@ -227,73 +240,74 @@ func (p *judged) again() {
 	p.clients[old.who].lost = true
 }
 
-// take charges some tokens by a direct call, which are spent at once, and sometimes given back.
+// take charges some tokens without an account, which are spent at once. Of a rolling limit they are sometimes given back; of a
+// fixed one more is used than was charged.
 func (p *judged) take(who int) {
 	p.t.Helper()
 	ctx, now := p.server()
-	q := backend.TakeRequest{Key: p.key, Limit: p.calls, Tokens: max(p.tokens(p.calls.Tokens), 1)}
-	q.End, q.Next = p.openings()
-	if q.Limit.Rolls {
-		q.Within = p.calls.Window / 20
-	}
-	got, want := must(p.store.Take(ctx, q))(p.t), backend.TakeReply{}
-	if q.Limit.Rolls {
-		want = p.ring.Take(q, now)
-	} else {
-		want = p.fixed.Take(q, now)
-	}
-	same(p, q, got, want)
-	if !got.Allowed {
-		return
-	}
-	w := hand.Name(p.calls, got.Window, int64(len(p.log.Resets)))
-	p.log.Grant(who, w, q.Tokens)
-	if at := p.time(); q.Limit.Rolls || at < w.End {
-		p.ok("a direct call", p.log.Spend(at, who, w, q.Tokens))
-		if p.rnd.IntN(3) == 0 {
-			p.giveBack(who, got.Window, w, at, 1+p.rnd.Int64N(q.Tokens))
+	n := max(p.tokens(p.calls.Tokens), 1)
+	if p.calls.Rolls {
+		q := backend.TakeRequest{Key: p.key, Limit: p.calls, Tokens: n, Within: p.calls.Window / 20}
+		got := must(p.store.TakeRolling(ctx, q))(p.t)
+		same(p, q, got, p.ring.Take(q, now))
+		if w := (naive.Window{Generation: int64(len(p.log.Resets))}); got.Allowed {
+			at := p.time()
+			p.log.Grant(who, w, n)
+			p.ok("a call without an account", p.log.Spend(at, who, w, n))
+			if p.rnd.IntN(3) == 0 {
+				p.giveBack(who, got.Window, w, at, 1+p.rnd.Int64N(n))
+			}
 		}
 		return
 	}
-	p.ok("a late direct call", p.log.Drop(w.End, who, w, q.Tokens))
+	q := backend.Statement{Key: p.key, Limit: p.calls, Need: n}
+	q.Begin, q.End = hand.Period(p.calls, now)
+	got := p.syncFixed(q)
+	if got.Grant == 0 {
+		return
+	}
+	if got.Grant != n {
+		p.t.Fatalf("%d granted of %d that are needed", got.Grant, n)
+	}
+	w := hand.Name(p.calls, got.Window, 0)
+	if p.log.Grant(who, w, n); p.time() >= w.End {
+		p.ok("a late charge", p.log.Drop(w.End, who, w, n))
+		return
+	}
+	p.ok("a charge without an account", p.log.Spend(p.time(), who, w, n))
+	if p.rnd.IntN(3) == 0 {
+		q.Need, q.Change, q.Window = 0, 1+p.rnd.Int64N(3), got.Window
+		if p.rnd.IntN(4) == 0 { // of another window: nothing is charged
+			q.Window.Gen++
+		}
+		if p.syncFixed(q); q.Window == got.Window {
+			p.log.Declare(p.time(), who, w, q.Change)
+		}
+	}
 }
 
-// giveBack settles a direct call.
+// giveBack settles a call without an account of a rolling limit.
 func (p *judged) giveBack(who int, window backend.Window, w naive.Window, at, n int64) {
 	p.t.Helper()
 	ctx, now := p.server()
-	q := backend.SettleRequest{Key: p.key, Window: window, Tokens: -n, Limit: p.calls.Tokens}
-	got, want := backend.SettleReply{}, backend.SettleReply{}
-	if p.calls.Rolls {
-		q.Rolling = p.calls.Window
-		got, want = must(p.store.Settle(ctx, q))(p.t), p.ring.Settle(q, now)
-	} else {
-		got, want = must(p.store.Settle(ctx, q))(p.t), p.fixed.Settle(q, now)
-	}
-	same(p, q, got, want)
-	if !got.Open {
-		return
-	}
-	p.ok("a refund", p.log.Refund(at, who, w, n))
-	if p.calls.Rolls {
+	q := backend.SettleRequest{Key: p.key, Window: window, Tokens: -n, Limit: p.calls}
+	got := must(p.store.SettleRolling(ctx, q))(p.t)
+	if same(p, q, got, p.ring.Settle(q, now)); got.Open {
+		p.ok("a refund", p.log.Refund(at, who, w, n))
 		p.ok("a refund", p.log.Drop(at, who, w, n))
-		return
 	}
-	p.ok("a refund", p.log.Return(who, w, n))
 }
 
 func (p *judged) reset() {
 	p.t.Helper()
 	ctx, now := p.server()
-	q := backend.ResetRequest{Key: p.key, Limit: p.calls}
-	q.End, q.Next = p.openings()
-	got, want := must(p.store.Reset(ctx, q))(p.t), backend.State{}
+	got, want := must(p.store.Reset(ctx, p.key, p.calls))(p.t), backend.Window{}
 	if p.calls.Rolls {
-		want = p.ring.Reset(q, now)
+		p.ring.Reset(now)
 	} else {
-		want = p.fixed.Reset(q, now)
+		want, _ = p.fixed.Reset(p.calls.Window.Milliseconds(), now)
 	}
-	same(p, q, got, want)
+	same(p, "reset", got, want)
 	p.log.Resets = append(p.log.Resets, p.time())
 	p.now += 2 * time.Millisecond
 }
@@ -302,29 +316,35 @@ func (p *judged) reset() {
 func (p *judged) lose() {
 	p.t.Helper()
 	ctx, _ := p.server()
-	switch s := p.store.(type) {
-	case interface {
-		halver
-		keeper
-		LoseLedger(ctx context.Context, key string) error
-	}:
-		switch n := p.rnd.IntN(3); {
-		case p.calls.Rolls:
-			must(0, s.LoseRing(ctx, p.key))(p.t)
-			p.ring = rolling.Ring{}
-		case n == 0:
-			must(0, s.LoseLedger(ctx, p.key))(p.t)
-			p.fixed.LoseLedger()
-		case n == 1: // the scripts use the half that is left to name the next window, which a Counter cannot know
-			p.alone = true
-			must(0, s.LoseCount(ctx, p.key))(p.t)
-		default:
-			p.alone = true
-			must(0, s.LoseEnd(ctx, p.key))(p.t)
+	counter := p.calls.Counter()
+	if p.calls.Rolls {
+		s, ok := p.store.(RingLoser)
+		if !ok {
+			return
 		}
-		p.log.Losses = append(p.log.Losses, p.time())
-		p.now += 2 * time.Millisecond
+		must(0, s.LoseRing(ctx, p.key, counter))(p.t)
+		p.ring = rolling.Ring{}
+	} else {
+		s, ok := p.store.(Loser)
+		if !ok {
+			return
+		}
+		n := p.rnd.IntN(4)
+		if n == 0 || n == 3 {
+			must(0, s.LoseLedger(ctx, p.key, counter))(p.t)
+			p.fixed.LoseLedger()
+		}
+		if n == 1 || n == 3 {
+			must(0, s.LoseCount(ctx, p.key, counter))(p.t)
+			p.fixed.LoseCount()
+		}
+		if n == 2 || n == 3 {
+			must(0, s.LoseEnd(ctx, p.key, counter))(p.t)
+			p.fixed.LoseEnd()
+		}
 	}
+	p.log.Losses = append(p.log.Losses, p.time())
+	p.now += 2 * time.Millisecond
 }
 
 // rest lets all clients state their accounts, and compares what is free with what the model says, now and when all of it
@@ -334,13 +354,14 @@ func (p *judged) rest() {
 	p.t.Helper()
 	for who := range p.clients {
 		c := &p.clients[who]
-		if c.Window == 0 && !c.lost {
+		if c.Window.End == 0 && !c.lost {
 			continue
 		}
-		q := c.Ask(p.calls, p.key, c.name, 0)
-		q.End, q.Next = p.openings()
-		r := p.sync(q)
-		p.ok("a reply", c.Apply(p.calls, &p.log, who, hand.Call{Q: q, R: r, Sent: p.time(), Resets: int64(len(p.log.Resets))}, p.time()))
+		q := c.Ask(p.calls, p.key, c.name, 0, p.time())
+		if _, now := p.server(); !p.calls.Rolls {
+			q.Fixed.Begin, q.Fixed.End = hand.Period(p.calls, now)
+		}
+		p.apply(who, q, p.sync(q), p.time())
 	}
 	free, w := p.free()
 	if least, most := p.log.Free(p.time(), w); len(p.log.Losses) == 0 && (free > most || free < least && !p.calls.Rolls) {
@@ -356,10 +377,11 @@ func (p *judged) rest() {
 func (p *judged) free() (int64, naive.Window) {
 	p.t.Helper()
 	ctx, now := p.server()
-	got, want := must(p.store.Check(ctx, p.key, p.calls))(p.t), p.fixed.Check(p.calls, now)
+	got := must(p.store.Check(ctx, p.key, p.calls))(p.t)
 	if p.calls.Rolls {
-		want = p.ring.Check(p.calls, now)
+		same(p, "check", got, p.ring.Check(p.calls, now))
+	} else {
+		same(p, "check", got, p.fixed.Check(p.calls, now))
 	}
-	same(p, "check", got, want)
 	return got.Remaining, hand.Name(p.calls, got.Window, int64(len(p.log.Resets)))
 }

@@ -73,7 +73,10 @@ func (b *bench) hears(process, want string) {
 // words returns a message in words.
 func (b *bench) words(m backend.Message) string {
 	kinds := [...]string{"hearing", "recall", "exhausted", "again", "voided", "changed"}
-	text := kinds[m.Kind] + " window=" + seconds(m.Window.Time().Sub(b.base))
+	text := kinds[m.Kind] + " window=" + b.window(m.Window)
+	if m.Counter != b.limit.Counter() {
+		text += " counter=" + m.Counter
+	}
 	if m.Limit != 0 {
 		text += fmt.Sprint(" limit=", m.Limit)
 	}
@@ -85,10 +88,10 @@ func testCalledAtOnce(t testing.TB, s backend.Store) {
 	for _, n := range []int64{40, 1000} {
 		b := newBench(t, s, backend.Limit{Tokens: n + 1, Window: far})
 		for i := range n {
-			b.sync(0, backend.SyncRequest{Client: fmt.Sprint("c", i), Want: 1, Exact: true})
+			b.sync(0, backend.Statement{Client: fmt.Sprint("c", i), Want: 1, Hints: backend.Hints{Exact: true}})
 		}
 		for called := int64(32); called < min(n, 8*32); called += 32 {
-			got := b.sync(time.Second, backend.SyncRequest{Client: "x", Want: n, Need: n, Least: n})
+			got := b.sync(time.Second, backend.Statement{Client: "x", Want: n, Need: n, Least: n})
 			equal(t, "called", got.Called, called)
 			equal(t, "idle", got.Idle, n-called)
 		}

@@ -1,16 +1,17 @@
 package backendtest
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 )
 
 // Number of rounds of random calls in a test, each with keys of its own, and of steps in a round.
@@ -22,18 +23,18 @@ const (
 // seedVariable is the environment variable that repeats failed random calls.
 const seedVariable = "RESERVOIR_SEED"
 
-// random makes the same random calls of a store and of the module's own counter, which must
+// random makes the same random calls of a store and of the module's own rules, which must
 // give the same replies: honest and absurd requests, with clocks that step and limits that
 // change. Windows last half a minute or more, and all instants lie ahead of the real time,
 // so that no server deletes anything meanwhile.
 type random struct {
 	*bench
 	rnd      *rand.Rand
-	counters map[string]*counter.Counter
+	counters map[string]*ledger.Counter
 	now      time.Duration
-	length   time.Duration    // of most windows
-	ends     []backend.Window // that replies of this round have named
-	till     backend.Window   // the end of the calendar's period, while that matters
+	length   time.Duration                // of most windows
+	windows  []backend.Window             // that replies of this round have named
+	clients  map[string]backend.Statement // what each would state next, by counter and name
 }
 
 // testRandom: whatever it is asked, the store says what the counter says.
@@ -42,7 +43,7 @@ func testRandom(t testing.TB, s backend.Store) {
 	p := newRandom(t, s)
 	for range rounds {
 		names := []string{newKey(), newKey()}
-		p.now, p.ends = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil
+		p.now, p.windows, p.clients = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil, make(map[string]backend.Statement)
 		p.length = pick(p, time.Minute, time.Minute, 61500*time.Millisecond, time.Hour)
 		for range steps {
 			p.key = pick(p, names[0], names[0], names[0], names[1])
@@ -58,7 +59,7 @@ func newRandom(t testing.TB, s backend.Store) *random {
 		seed = must(strconv.ParseUint(text, 10, 64))(t)
 	}
 	t.Logf("to repeat: %s=%d", seedVariable, seed)
-	p := &random{bench: newBench(t, s, limit10), rnd: rand.New(rand.NewPCG(seed, 0)), counters: make(map[string]*counter.Counter)}
+	p := &random{bench: newBench(t, s, limit10), rnd: rand.New(rand.NewPCG(seed, 0)), counters: make(map[string]*ledger.Counter)}
 	p.base = p.base.Add(time.Hour)
 	return p
 }
@@ -71,44 +72,40 @@ func (p *random) tokens(n int64) int64 {
 	return pick(p, 0, min(1, n), n, max(n-1, 0), p.rnd.Int64N(min(n, 10)+1), p.rnd.Int64N(n+1), p.rnd.Int64N(n+1))
 }
 
-// nextLimit sets the limit of the next request.
+// nextLimit sets the limit of the next request. Its calendar is any, and so are the periods that requests name.
 func (p *random) nextLimit() backend.Limit {
 	p.limit = backend.Limit{Tokens: pick[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens), Window: p.length}
-	if p.rnd.IntN(12) == 0 {
-		p.limit.Window = pick(p, time.Minute, 2*time.Minute, time.Hour, p.length+time.Millisecond, p.length-time.Second, p.length+1001*time.Millisecond)
+	switch p.rnd.IntN(12) {
+	case 0:
+		p.limit.Window = pick(p, time.Minute, 2*time.Minute, time.Hour)
+	case 1, 2:
+		p.limit.Calendar.Period = backend.Day
 	}
 	return p.limit
 }
 
-// openLength returns the length that a client takes for the open window's, if its limit has changed.
-func (p *random) openLength() time.Duration {
-	return pick(p, 0, 0, 0, p.length, time.Minute, time.Hour, p.length+time.Millisecond)
-}
-
 // window returns one that a reply has named, one that lies near now, or none.
-func (p *random) window() backend.Window {
-	if len(p.ends) > 0 && p.rnd.IntN(10) < 7 {
-		return pick(p, p.ends[max(0, len(p.ends)-4):]...) + pick[backend.Window](p, 0, 0, 0, 0, 1)
+func (p *random) window() (w backend.Window) {
+	if len(p.windows) > 0 && p.rnd.IntN(10) < 7 {
+		w = pick(p, p.windows[max(0, len(p.windows)-4):]...)
+		w.Gen += pick[int64](p, 0, 0, 0, 0, 1)
+		return w
 	}
-	near := p.end(p.now)
-	return pick(p, 0, 0, near, near+30_000, near+60_000, near+61_000, near+61_001, near+3_600_000, near-1, 1)
+	near := p.ms(p.now)
+	return backend.Window{
+		End: pick(p, 0, 0, near, near+30_000, near+60_000, near+61_000, near+61_001, near+3_600_000, near-1, 1, backend.MaxTokens),
+		Gen: pick(p, 0, 0, 0, 1, near, near+1),
+	}
 }
 
-// period returns the ends of a period of a calendar and of the next one, which may have
-// another length, or neither.
-func (p *random) period() (end, next backend.Window) {
-	switch near := p.end(p.now); {
-	case p.till != 0:
-		end = p.till
-	case p.rnd.IntN(3) > 0:
+// period returns a period of a calendar if the limit has one: mostly that in which now lies.
+func (p *random) period(l backend.Limit) (begin, end int64) {
+	if l.Calendar.Period == 0 {
 		return 0, 0
-	default:
-		end = pick(p, near+30_000, near-30_000, near-3_000_000, near, near+61_000, near+62_500, near+10_000_123, near/1000*1000+40_000, 1, backend.MaxTokens)
 	}
-	if end == backend.MaxTokens {
-		return end, 0
-	}
-	return end, pick(p, 0, end+1, end+45_000, end+60_000, end+60_500, end+90_000)
+	length := p.length.Milliseconds()
+	begin = p.ms(p.now)/length*length + pick[int64](p, 0, 0, 0, 0, 0, 0, length, -length, 1)
+	return begin, begin + length + pick[int64](p, 0, 0, 0, 0, 1, 60_500)
 }
 
 func (p *random) step() {
@@ -122,114 +119,126 @@ func (p *random) step() {
 		p.now -= pick(p, time.Microsecond, time.Second, 10*time.Second)
 	}
 	switch q := p.rnd.IntN(80); {
-	case q < 1:
-		p.lastMillisecond()
-	case q < 44:
-		p.randomSync()
-	case q < 60:
-		p.randomTake()
-	case q < 68:
-		p.randomSettle()
-	case q < 70:
+	case q < 48:
+		p.randomStatement()
+	case q < 64:
+		p.withoutClient()
+	case q < 67:
 		p.randomReset()
-	case q < 71:
-		p.loseLedger()
+	case q < 70:
+		p.randomLoss()
 	default:
 		p.look()
 	}
 }
 
-// lastMillisecond is what happens to a key that was reset when its period is nearly over.
-func (p *random) lastMillisecond() {
-	p.t.Helper()
-	p.key, p.till = newKey(), p.end(p.now)+20_000
-	p.randomTake()
-	if p.rnd.IntN(3) > 0 {
-		p.randomReset()
+// counter returns that of the key and the limit, and the time in the form that it takes.
+func (p *random) counter(l backend.Limit) (*ledger.Counter, int64) {
+	at := p.key + " " + l.Counter()
+	if p.counters[at] == nil {
+		p.counters[at] = new(ledger.Counter)
 	}
-	p.now = p.till.Time().Sub(p.base) - 500*time.Microsecond
-	pick(p, p.randomSync, p.randomTake, p.randomReset)()
-	p.look()
-	p.till = 0
-}
-
-// counter returns that of the key, and the time in the form that it takes.
-func (p *random) counter() (*counter.Counter, int64) {
-	if p.counters[p.key] == nil {
-		p.counters[p.key] = new(counter.Counter)
-	}
-	return p.counters[p.key], p.base.Add(p.now).UnixMicro()
+	return p.counters[at], p.base.Add(p.now).UnixMicro()
 }
 
 // told says what was asked and when.
 func (p *random) told(request any) string { return fmt.Sprintf("%+v at %v", request, p.now) }
 
-func (p *random) randomSync() {
+// randomStatement is the next statement of a client, an old one again, or an absurd one.
+func (p *random) randomStatement() {
 	p.t.Helper()
 	limit := p.nextLimit()
-	granted, wants := p.tokens(pick(p, 0, limit.Tokens, limit.Tokens/3)), p.tokens(limit.Tokens)
-	r := backend.SyncRequest{
-		Key: p.key, Client: pick(p, "x", "y", "z"), Limit: limit, Window: p.window(),
-		Granted: granted, Returned: p.tokens(granted), Want: wants, Need: p.tokens(wants),
-		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0,
-		Peers: pick(p, 0, 0, 2, 30, p.tokens(backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
-		Total: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)), Used: p.tokens(pick(p, 0, limit.Tokens, backend.MaxTokens)),
-		Debt: p.tokens(pick(p, 0, 0, limit.Tokens/4, backend.MaxTokens)), Leaving: p.rnd.IntN(6) == 0,
-		Run:        p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens)),
-		OpenLength: p.openLength(), Idle: pick(p, 0, -1, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
+	name := pick(p, "p.1", "p.2", "q.1", "x")
+	at := p.key + limit.Counter() + name
+	q := p.clients[at]
+	q.Key, q.Client, q.Limit = p.key, name, limit
+	q.Life, q.Seq = max(q.Life, 1), q.Seq+1
+	if p.rnd.IntN(40) == 0 {
+		q = backend.Statement{Key: p.key, Client: name, Limit: limit, Life: q.Life + 1, Seq: 1}
 	}
-	r.End, r.Next = p.period()
-	r.Least = p.tokens(pick(p, 0, r.Need))
-	if p.rnd.IntN(4) == 0 { // debt may be returned too
-		r.Returned = p.tokens(min(granted+r.Debt, backend.MaxTokens))
+	q.Want = p.tokens(limit.Tokens)
+	q.Need = p.tokens(q.Want)
+	q.Least = p.tokens(pick(p, 0, q.Need))
+	q.Runs = p.rnd.IntN(5) > 0
+	q.Begin, q.End = p.period(limit)
+	q.Hints = backend.Hints{
+		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0, Leaving: p.rnd.IntN(6) == 0, Deaf: p.rnd.IntN(6) == 0,
+		Idle: p.tokens(pick(p, 0, q.Mine, q.Mine, backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
+		Run: p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens)),
 	}
-	if p.rnd.IntN(5) == 0 { // a client that knows nothing of the key
-		r.Window, r.Peers, r.Pace, r.Run, r.End, r.Next, r.Leaving, r.OpenLength = 0, 0, 0, 0, 0, 0, false, 0
+	switch p.rnd.IntN(10) {
+	case 0, 1, 2:
+		q.Change = -p.tokens(q.Mine)
+	case 3:
+		q.Change = p.tokens(limit.Tokens / 4)
+	case 4: // absurd
+		q.Window, q.Mine, q.Used = p.window(), p.tokens(pick(p, limit.Tokens, backend.MaxTokens)), p.tokens(backend.MaxTokens)
+		q.Change = p.tokens(backend.MaxTokens) * pick[int64](p, 1, -1)
+	case 5:
+		q.Window = p.window()
+	case 6: // again
+		q.Life, q.Seq = max(q.Life-p.rnd.Int64N(2), 1), max(q.Seq-1-p.rnd.Int64N(3), 1)
 	}
-	got := must(p.store.Sync(p.at(p.now), r))(p.t)
-	c, now := p.counter()
-	want, _ := c.Sync(r, now)
-	equal(p.t, p.told(r), got, want)
-	p.ends = append(p.ends, got.Window)
+	got := must(p.store.Sync(p.at(p.now), q))(p.t)
+	c, now := p.counter(limit)
+	want, _ := c.Sync(q, now)
+	equal(p.t, p.told(q), got, want)
+	if got.Void || got.Astray {
+		return
+	}
+	p.windows = append(p.windows, got.Window)
+	next := backend.Statement{Life: q.Life, Seq: q.Seq, Window: got.Window, Mine: got.Mine, Used: got.Used}
+	if p.rnd.IntN(8) == 0 { // the reply is lost
+		next.Window, next.Mine, next.Used, next.Change = q.Window, q.Mine, q.Used, q.Change
+	}
+	p.clients[at] = next
 }
 
-func (p *random) randomTake() {
+// withoutClient is a statement without a client.
+func (p *random) withoutClient() {
 	p.t.Helper()
-	limit := p.nextLimit()
-	r := backend.TakeRequest{Key: p.key, Limit: limit, Tokens: max(p.tokens(limit.Tokens), 1), OpenLength: p.openLength()}
-	r.End, r.Next = p.period()
-	got := must(p.store.Take(p.at(p.now), r))(p.t)
-	c, now := p.counter()
-	equal(p.t, p.told(r), got, c.Take(r, now))
-	p.ends = append(p.ends, got.Window)
-}
-
-func (p *random) randomSettle() {
-	p.t.Helper()
-	r := backend.SettleRequest{Key: p.key, Window: max(p.window(), 1), Tokens: max(p.tokens(1000), 1) * pick[int64](p, 1, -1), Limit: 1 + p.tokens(1000)}
-	got := must(p.store.Settle(p.at(p.now), r))(p.t)
-	c, now := p.counter()
-	equal(p.t, p.told(r), got, c.Settle(r, now))
+	q := backend.Statement{Key: p.key, Limit: p.nextLimit(), Window: p.window()}
+	if p.rnd.IntN(3) == 0 {
+		q.Change = max(p.tokens(pick[int64](p, 10, 1000, backend.MaxTokens)), 1)
+	} else {
+		q.Need = max(p.tokens(pick(p, 10, q.Limit.Tokens, backend.MaxTokens)), 1)
+	}
+	q.Begin, q.End = p.period(q.Limit)
+	got := must(p.store.Sync(p.at(p.now), q))(p.t)
+	c, now := p.counter(q.Limit)
+	want, _ := c.Sync(q, now)
+	equal(p.t, p.told(q), got, want)
+	p.windows = append(p.windows, got.Window)
 }
 
 func (p *random) randomReset() {
 	p.t.Helper()
-	r := backend.ResetRequest{Key: p.key, Limit: p.nextLimit(), OpenLength: p.openLength()}
-	r.End, r.Next = p.period()
-	got := must(p.store.Reset(p.at(p.now), r))(p.t)
-	c, now := p.counter()
-	before := c.Contents(now).Window
-	equal(p.t, p.told(r), got, c.Reset(r, now))
-	p.ends = append(p.ends, before, got.Window) // late statements name the one that is void now
+	l := p.nextLimit()
+	got := must(p.store.Reset(p.at(p.now), p.key, l))(p.t)
+	c, now := p.counter(l)
+	void, next := c.Reset(l.Window.Milliseconds(), now)
+	equal(p.t, p.told("reset"), got, void)
+	p.windows = append(p.windows, void, backend.Window{End: void.End, Gen: next.Gen})
 }
 
-// loseLedger deletes what the store knows of the clients, if its test has made that possible.
-func (p *random) loseLedger() {
-	if s, ok := p.store.(interface {
-		LoseLedger(context.Context, string) error
-	}); ok {
-		must(0, s.LoseLedger(p.at(p.now), p.key))(p.t)
-		c, _ := p.counter()
+// randomLoss loses a part of a counter, if its test has made that possible.
+func (p *random) randomLoss() {
+	s, ok := p.store.(Loser)
+	if !ok {
+		return
+	}
+	l := p.nextLimit()
+	c, _ := p.counter(l)
+	ctx, counter := p.at(p.now), l.Counter()
+	switch p.rnd.IntN(3) {
+	case 0:
+		must(0, s.LoseCount(ctx, p.key, counter))(p.t)
+		c.LoseCount()
+	case 1:
+		must(0, s.LoseEnd(ctx, p.key, counter))(p.t)
+		c.LoseEnd()
+	default:
+		must(0, s.LoseLedger(ctx, p.key, counter))(p.t)
 		c.LoseLedger()
 	}
 }
@@ -239,9 +248,21 @@ func (p *random) look() {
 	p.t.Helper()
 	limit := p.nextLimit()
 	got := must(p.store.Check(p.at(p.now), p.key, limit))(p.t)
-	c, now := p.counter()
+	c, now := p.counter(limit)
 	equal(p.t, p.told(limit), got, c.Check(limit, now))
-	if s, ok := p.store.(backend.Inspector); ok {
-		equal(p.t, p.told("inspect"), fmt.Sprint(must(s.Inspect(p.at(p.now), p.key))(p.t)), fmt.Sprint(c.Contents(now)))
+	s, ok := p.store.(backend.Inspector)
+	if !ok {
+		return
 	}
+	var want []backend.Contents
+	for at, c := range p.counters {
+		if key, name, _ := strings.Cut(at, " "); key == p.key {
+			if in := c.Contents(now); in.Window.End != 0 {
+				in.Counter = name
+				want = append(want, in)
+			}
+		}
+	}
+	slices.SortFunc(want, func(a, b backend.Contents) int { return strings.Compare(a.Counter, b.Counter) })
+	equal(p.t, p.told("inspect"), fmt.Sprint(must(s.Inspect(p.at(p.now), p.key))(p.t)), fmt.Sprint(want))
 }

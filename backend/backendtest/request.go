@@ -13,33 +13,91 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// testFaults: faulty requests are refused with the right error and charge nothing.
+// testFaults: faulty requests are refused with the right error, and charge nothing.
 func testFaults(t testing.TB, s backend.Store) {
 	b := newBench(t, s, limit10)
-	good := backend.SyncRequest{
-		Key: b.key, Limit: b.limit, Client: "x", Window: b.end(far), Granted: 3, Returned: 1, Want: 2, Need: 1,
+	daily := backend.Limit{Tokens: 10, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: backend.Day}}
+	good := backend.Statement{
+		Key: b.key, Limit: b.limit, Client: "x", Life: 1, Seq: 1, Window: b.end(far), Mine: 3, Change: -1, Used: 5, Runs: true, Want: 2, Need: 1,
 	}
-	syncs := []struct {
+	period := func(begin, end int64) func(q *backend.Statement) {
+		return func(q *backend.Statement) { q.Limit, q.Begin, q.End = daily, begin, end }
+	}
+	year := backend.MaxWindow.Milliseconds()
+	for _, row := range []struct {
+		what   string
+		change func(q *backend.Statement)
+		want   error
+	}{
+		{"a long client", func(q *backend.Statement) { q.Client = strings.Repeat("c", 65) }, backend.ErrKey},
+		{"the ledger's head", func(q *backend.Statement) { q.Client = "head" }, backend.ErrKey},
+		{"no life", func(q *backend.Statement) { q.Life = 0 }, backend.ErrTokens},
+		{"no number", func(q *backend.Statement) { q.Seq = 0 }, backend.ErrTokens},
+		{"needs more than it wants", func(q *backend.Statement) { q.Need = 3 }, backend.ErrTokens},
+		{"needs at least more than it needs", func(q *backend.Statement) { q.Least = 2 }, backend.ErrTokens},
+		{"changed by too much", func(q *backend.Statement) { q.Change = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"given back too much", func(q *backend.Statement) { q.Change = -backend.MaxTokens - 1 }, backend.ErrTokens},
+		{"a window's end", func(q *backend.Statement) { q.Window.End = -1 }, backend.ErrTokens},
+		{"a window's generation", func(q *backend.Statement) { q.Window.Gen = backend.MaxTokens + 1 }, backend.ErrTokens},
+		{"a rolling limit", func(q *backend.Statement) { q.Limit = q.Limit.Rolling() }, backend.ErrLimit},
+		{"a calendar without a period", period(0, 0), backend.ErrLimit},
+		{"a period without a calendar", func(q *backend.Statement) { q.Begin, q.End = 1, 2 }, backend.ErrLimit},
+		{"a period that goes back", period(5, 5), backend.ErrLimit},
+		{"a period of more than a year", period(5, 6+year), backend.ErrLimit},
+		{"the zone of the machine", func(q *backend.Statement) { period(1, 2)(q); q.Limit.Calendar.Zone = time.Local }, backend.ErrLimit},
+		{"a zone without a name", func(q *backend.Statement) { period(1, 2)(q); q.Limit.Calendar.Zone = time.FixedZone("", 3600) }, backend.ErrLimit},
+		{"no client, and a need below 0", func(q *backend.Statement) { *q = backend.Statement{Key: q.Key, Limit: q.Limit, Need: -1} }, backend.ErrTokens},
+		{"no client, and both", func(q *backend.Statement) { *q = backend.Statement{Key: q.Key, Limit: q.Limit, Need: 1, Change: 1} }, backend.ErrTokens},
+		{"no client, and a give-back", func(q *backend.Statement) { *q = backend.Statement{Key: q.Key, Limit: q.Limit, Change: -1} }, backend.ErrTokens},
+		{"no client, and a wish", func(q *backend.Statement) {
+			*q = backend.Statement{Key: q.Key, Limit: q.Limit, Want: 1, Need: 1}
+		}, backend.ErrTokens},
+		{"no client, and too much", func(q *backend.Statement) {
+			*q = backend.Statement{Key: q.Key, Limit: q.Limit, Need: backend.MaxTokens + 1}
+		}, backend.ErrTokens},
+	} {
+		q := good
+		row.change(&q)
+		_, err := s.Sync(b.at(0), q)
+		refused(t, "sync: "+row.what, err, row.want)
+	}
+	for _, n := range []int64{-1, backend.MaxTokens + 1} {
+		for _, field := range []string{"Life", "Seq", "Mine", "Used", "Want", "Need", "Least", "Idle", "Pace", "Run"} {
+			q := good
+			reflect.ValueOf(&q).Elem().FieldByName(field).SetInt(n)
+			_, err := s.Sync(b.at(0), q)
+			refused(t, fmt.Sprintf("sync: %s of %d", field, n), err, backend.ErrTokens)
+		}
+	}
+	b.faultyCalls(limit10, func(ctx context.Context, key string, l backend.Limit) map[string]error {
+		_, sync := s.Sync(ctx, backend.Statement{Key: key, Limit: l, Client: "x", Life: 1, Seq: 1, Want: 1, Need: 1})
+		_, bare := s.Sync(ctx, backend.Statement{Key: key, Limit: l, Need: 1})
+		return map[string]error{"sync": sync, "sync without a client": bare}
+	})
+	b.play("0s check -> charged=0 remaining=10")
+}
+
+// testFaultsOfRolling is testFaults for the calls of rolling limits.
+func testFaultsOfRolling(t testing.TB, s backend.Store) {
+	b := newBench(t, s, limit10.Rolling())
+	good := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: "x", Window: b.end(far), Granted: 3, Returned: 1, Want: 2, Need: 1}
+	for _, row := range []struct {
 		what   string
 		change func(r *backend.SyncRequest)
 		want   error
 	}{
 		{"no client", func(r *backend.SyncRequest) { r.Client = "" }, backend.ErrKey},
 		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
-		{"the ledger's header", func(r *backend.SyncRequest) { r.Client = "w" }, backend.ErrKey},
-		{"the ledger's era", func(r *backend.SyncRequest) { r.Client = "era" }, backend.ErrKey},
 		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
 		{"returned more than was granted and owed", func(r *backend.SyncRequest) { r.Debt, r.Returned = 2, 6 }, backend.ErrTokens},
-		{"returned too much", func(r *backend.SyncRequest) { r.Debt, r.Returned = backend.MaxTokens, backend.MaxTokens+1 }, backend.ErrTokens},
 		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
 		{"needs at least more than it needs", func(r *backend.SyncRequest) { r.Least = 2 }, backend.ErrTokens},
-		{"a calendar that goes back", func(r *backend.SyncRequest) { r.End, r.Next = 5, 5 }, backend.ErrTokens},
 		{"less idle than -1", func(r *backend.SyncRequest) { r.Idle = -2 }, backend.ErrTokens},
-	}
-	for _, row := range syncs {
+		{"a fixed limit", func(r *backend.SyncRequest) { r.Limit = limit10 }, backend.ErrLimit},
+	} {
 		r := good
 		row.change(&r)
-		_, err := s.Sync(b.at(0), r)
+		_, err := s.SyncRolling(b.at(0), r)
 		refused(t, "sync: "+row.what, err, row.want)
 	}
 	for _, n := range []int64{-1, backend.MaxTokens + 1} {
@@ -47,15 +105,30 @@ func testFaults(t testing.TB, s backend.Store) {
 			if field.Type.Kind() != reflect.Int64 || n < 0 && field.Name == "Idle" {
 				continue
 			}
-			r, want := good, backend.ErrTokens
-			if reflect.ValueOf(&r).Elem().FieldByIndex(field.Index).SetInt(n); field.Name == "OpenLength" {
-				want = backend.ErrLimit
-			}
-			_, err := s.Sync(b.at(0), r)
-			refused(t, fmt.Sprintf("sync: %s of %d", field.Name, n), err, want)
+			r := good
+			reflect.ValueOf(&r).Elem().FieldByIndex(field.Index).SetInt(n)
+			_, err := s.SyncRolling(b.at(0), r)
+			refused(t, fmt.Sprintf("sync: %s of %d", field.Name, n), err, backend.ErrTokens)
 		}
 	}
-	testFaultyCalls(t, b)
+	for _, n := range []int64{0, -1, 11, backend.MaxTokens + 1} {
+		_, err := s.TakeRolling(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
+		refused(t, "take", err, backend.ErrTokens)
+	}
+	for _, r := range []backend.SettleRequest{
+		{Window: backend.Window{End: 1}}, {Tokens: 1}, {Window: backend.Window{End: -1}, Tokens: 1}, {Window: backend.Window{End: 1}, Tokens: backend.MaxTokens + 1},
+		{Window: backend.Window{End: 1}, Tokens: -backend.MaxTokens - 1}, {Window: backend.Window{End: 1}, Tokens: math.MinInt64},
+	} {
+		r.Key, r.Limit = b.key, b.limit
+		_, err := s.SettleRolling(b.at(0), r)
+		refused(t, "settle", err, backend.ErrTokens)
+	}
+	b.faultyCalls(limit10.Rolling(), func(ctx context.Context, key string, l backend.Limit) map[string]error {
+		_, sync := s.SyncRolling(ctx, backend.SyncRequest{Key: key, Limit: l, Client: "x", Want: 1, Need: 1})
+		_, take := s.TakeRolling(ctx, backend.TakeRequest{Key: key, Limit: l, Tokens: 1})
+		_, settle := s.SettleRolling(ctx, backend.SettleRequest{Key: key, Window: b.end(far), Tokens: -1, Limit: l})
+		return map[string]error{"sync": sync, "take": take, "settle": settle}
+	})
 	b.play("0s check -> charged=0 remaining=10")
 }
 
@@ -68,55 +141,33 @@ func refused(t testing.TB, what string, err, want error) {
 	}
 }
 
-// each makes one call of each kind and returns its error.
-func (b *bench) each(ctx context.Context, key string, l backend.Limit) map[string]error {
-	_, sync := b.store.Sync(ctx, backend.SyncRequest{Key: key, Limit: l, Client: "x", Want: 1, Need: 1})
-	_, take := b.store.Take(ctx, backend.TakeRequest{Key: key, Limit: l, Tokens: 1})
-	_, check := b.store.Check(ctx, key, l)
-	_, settle := b.store.Settle(ctx, backend.SettleRequest{Key: key, Window: b.end(far), Tokens: -1, Limit: 1})
-	_, reset := b.store.Reset(ctx, backend.ResetRequest{Key: key, Limit: l})
-	return map[string]error{"sync": sync, "take": take, "check": check, "settle": settle, "reset": reset}
-}
-
-func testFaultyCalls(t testing.TB, b *bench) {
-	ctx := b.at(0)
-	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
-		for op, err := range b.each(ctx, key, limit10) {
-			refused(t, op, err, backend.ErrKey)
+// faultyCalls makes all calls of one kind of limit, with faulty keys and limits.
+func (b *bench) faultyCalls(good backend.Limit, calls func(ctx context.Context, key string, l backend.Limit) map[string]error) {
+	b.t.Helper()
+	each := func(key string, l backend.Limit, want error) {
+		all := calls(b.at(0), key, l)
+		_, all["check"] = b.store.Check(b.at(0), key, l)
+		_, all["reset"] = b.store.Reset(b.at(0), key, l)
+		for op, err := range all {
+			refused(b.t, op, err, want)
 		}
+	}
+	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
+		each(key, good, backend.ErrKey)
 		if listener, ok := b.store.(backend.Listener); ok {
-			refused(t, "publish", listener.Publish(ctx, backend.Message{Key: key}), backend.ErrKey)
+			refused(b.t, "publish", listener.Publish(b.at(0), backend.Message{Key: key}), backend.ErrKey)
 		}
 	}
 	for _, l := range []backend.Limit{
 		{}, {Tokens: 1}, {Window: time.Second}, {Tokens: -1, Window: time.Second}, {Tokens: 1, Window: -time.Second},
 		{Tokens: backend.MaxTokens + 1, Window: time.Second}, {Tokens: 1, Window: backend.MaxWindow + time.Millisecond},
 		{Tokens: 1, Window: time.Second + time.Microsecond}, {Tokens: 1, Window: time.Microsecond},
+		{Tokens: 1, Window: time.Hour, Calendar: backend.Calendar{Period: backend.Month + 1}},
+		{Tokens: 1, Window: time.Hour, Calendar: backend.Calendar{Period: backend.Day, Zone: time.Local}},
+		{Tokens: 1, Window: time.Hour, Calendar: backend.Calendar{Period: backend.Day, Zone: time.FixedZone("{a}", 1)}},
 	} {
-		for op, err := range b.each(ctx, b.key, l) {
-			if op != "settle" { // it needs no window's length
-				refused(t, op, err, backend.ErrLimit)
-			}
-		}
-	}
-	for _, n := range []int64{0, -1, 11, backend.MaxTokens + 1} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
-		refused(t, "take", err, backend.ErrTokens)
-	}
-	year := backend.Window(backend.MaxWindow.Milliseconds())
-	for end, next := range map[backend.Window]backend.Window{-1: 0, backend.MaxTokens + 1: 0, 2: 2, 3: 2, 4: 5 + year} {
-		_, err := b.store.Take(ctx, backend.TakeRequest{Key: b.key, Limit: limit10, Tokens: 1, End: end, Next: next})
-		refused(t, "take", err, backend.ErrTokens)
-		_, err = b.store.Reset(ctx, backend.ResetRequest{Key: b.key, Limit: limit10, End: end, Next: next})
-		refused(t, "reset", err, backend.ErrTokens)
-	}
-	for _, r := range []backend.SettleRequest{
-		{Window: 1, Limit: 1}, {Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1}, {Window: -1, Tokens: 1, Limit: 1}, {Window: 1, Tokens: 1, Limit: backend.MaxTokens + 1},
-		{Window: 1, Tokens: backend.MaxTokens + 1, Limit: 1}, {Window: 1, Tokens: -backend.MaxTokens - 1, Limit: 1}, {Window: 1, Tokens: math.MinInt64, Limit: 1},
-	} {
-		r.Key = b.key
-		_, err := b.store.Settle(ctx, r)
-		refused(t, "settle", err, backend.ErrTokens)
+		l.Rolls = good.Rolls
+		each(b.key, l, backend.ErrLimit)
 	}
 }
 
@@ -136,16 +187,16 @@ func testHostileKeys(t testing.TB, s backend.Store) {
 	for i, key := range list {
 		b.key = key
 		rest := int64(9 - i%9)
-		equal(t, "first of its key: "+key, must(s.Take(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: 10 - rest}))(t).Remaining, rest)
-		got := b.sync(0, backend.SyncRequest{Client: "x", Want: 1, Need: 1, Exact: true})
+		equal(t, "first of its key: "+key, b.sync(0, backend.Statement{Need: 10 - rest}).Remaining, rest)
+		got := b.sync(0, backend.Statement{Client: "x", Want: 1, Need: 1, Hints: backend.Hints{Exact: true}})
 		equal(t, "grant", got.Grant, 1)
 		equal(t, "clients", got.Clients, 1)
 	}
 	for i, key := range list {
 		b.key = key
 		b.play(fmt.Sprintf("0s check -> charged=%d remaining=%d window=60s", 2+i%9, 8-i%9))
-		b.play(fmt.Sprintf("0s settle -1 of=60s -> charged=%d", 1+i%9))
-		b.play(fmt.Sprintf("0s check -> charged=%d remaining=%d window=60s", 1+i%9, 9-i%9))
+		b.play(fmt.Sprintf("0s sync x of=60s mine=1 change=-1 -> charged=%d remaining=%d window=60s", 1+i%9, 9-i%9))
+		b.play(fmt.Sprintf("0s reset -> void=60s; 0s check -> charged=0 remaining=10"))
 	}
 }
 
@@ -157,14 +208,16 @@ func pad(key, with string) string {
 // testHostileClients: a client with a name of any bytes has an account of its own.
 func testHostileClients(t testing.TB, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
-	list := []string{"a", "W", "l", "w ", " w", "dry", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "\xff", strings.Repeat("x", 64)}
+	list := []string{"a", "W", "l", "w", "era", "w ", " w", "Head", "heads", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "+", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
-		got := b.sync(0, backend.SyncRequest{Client: client, Want: int64(i + 1), Exact: true})
-		equal(t, "granted", got.Granted, int64(i+1))
+		got := b.sync(0, backend.Statement{Client: client, Want: int64(i + 1), Hints: backend.Hints{Exact: true}})
+		equal(t, "granted", got.Grant, int64(i+1))
 		equal(t, "clients", got.Clients, int64(i+1))
 	}
 	for i, client := range list {
-		equal(t, "recovered", b.sync(0, backend.SyncRequest{Client: client}).Recovered, int64(i+1))
+		got := b.sync(0, backend.Statement{Client: client, Window: b.end(far), Mine: int64(i + 1), Runs: true})
+		equal(t, "charged to it", got.Mine, int64(i+1))
+		equal(t, "charged to all", got.Used, int64(len(list)*(len(list)+1)/2))
 	}
 }
 
@@ -177,9 +230,16 @@ func testContextOver(t testing.TB, s backend.Store) {
 	late, cancelLate := context.WithDeadline(b.at(0), time.Now().Add(-time.Second))
 	defer cancelLate()
 	for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
-		for op, err := range b.each(ctx, b.key, b.limit) {
+		rolls := b.limit.Rolling()
+		_, sync := s.Sync(ctx, backend.Statement{Key: b.key, Limit: b.limit, Need: 1})
+		_, check := s.Check(ctx, b.key, b.limit)
+		_, reset := s.Reset(ctx, b.key, b.limit)
+		_, syncRolling := s.SyncRolling(ctx, backend.SyncRequest{Key: b.key, Limit: rolls, Client: "x", Want: 1, Need: 1})
+		_, take := s.TakeRolling(ctx, backend.TakeRequest{Key: b.key, Limit: rolls, Tokens: 1})
+		_, settle := s.SettleRolling(ctx, backend.SettleRequest{Key: b.key, Window: b.end(far), Tokens: -1, Limit: rolls})
+		for op, err := range map[string]error{"sync": sync, "check": check, "reset": reset, "sync ": syncRolling, "take": take, "settle": settle} {
 			var failure *backend.Error
-			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {
+			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != strings.TrimSpace(op) || failure.Class != backend.Unavailable {
 				t.Errorf("%s: error %v, want an *Error that wraps %v and says that nothing was done", op, err, want)
 			}
 		}
@@ -196,10 +256,66 @@ func testInspect(t testing.TB, s backend.Store) {
 	b := newBench(t, s, limit10)
 	_, err := inspector.Inspect(b.at(0), "")
 	refused(t, "inspect", err, backend.ErrKey)
-	equal(t, "no window", fmt.Sprint(must(inspector.Inspect(b.at(0), b.key))(t)), fmt.Sprint(backend.Contents{}))
-	b.play("0s take 2; 0s sync y want=3 need=3 exact; 0s sync x want=4 need=4 exact; 0s sync x of=60s granted=4 returned=1")
-	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(time.Second), b.key))(t)), fmt.Sprint(backend.Contents{
-		Window: b.end(far), Left: far - time.Second, Used: 8,
-		Clients: []backend.Account{{Client: "x", Granted: 4, Returned: 1}, {Client: "y", Granted: 3}},
-	}))
+	equal(t, "no window", len(must(inspector.Inspect(b.at(0), b.key))(t)), 0)
+	b.play("0s sync z want=9 exact")
+	b.play("0s reset; 0s take 2; 0s sync y want=3 need=1 exact; 0s sync x want=4 need=4 exact; 0s sync x of=60s/0s mine=4 change=-1 leaving")
+	minute := backend.Contents{
+		Counter: "60s", Window: backend.Window{End: b.ms(far), Gen: b.ms(0)}, Left: far - time.Second, Used: 8, Idle: 2,
+		Clients: []backend.Account{{Client: "x", Mine: 3, Left: true}, {Client: "y", Mine: 3, Idle: 2}},
+	}
+	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(time.Second), b.key))(t)), fmt.Sprint([]backend.Contents{minute}))
+	b.limit.Window = time.Hour
+	b.play("0s take 5")
+	hour := backend.Contents{Counter: "3600s", Window: b.end(time.Hour), Left: time.Hour - time.Second, Used: 5}
+	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(time.Second), b.key))(t)), fmt.Sprint([]backend.Contents{hour, minute}))
+	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(2*time.Minute), b.key))(t)), fmt.Sprint([]backend.Contents{{
+		Counter: "3600s", Window: hour.Window, Left: time.Hour - 2*time.Minute, Used: 5,
+	}}))
+}
+
+// testCounters: limits of one key that differ in length, kind, period or zone count apart, and a number of tokens that
+// changes does not.
+func testCounters(t testing.TB, s backend.Store) {
+	b := newBench(t, s, limit10)
+	zone, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calendar := func(p backend.Period, zone *time.Location) backend.Limit {
+		return backend.Limit{Tokens: 10, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: p, Zone: zone}}
+	}
+	limits := []backend.Limit{
+		limit10, {Tokens: 10, Window: far + time.Millisecond}, {Tokens: 10, Window: far - time.Millisecond}, {Tokens: 10, Window: time.Hour}, {Tokens: 10, Window: 24 * time.Hour},
+		calendar(backend.Day, nil), calendar(backend.Week, nil), calendar(backend.Month, nil), calendar(backend.Day, zone), calendar(backend.Month, zone),
+		limit10.Rolling(), backend.Limit{Tokens: 10, Window: time.Hour}.Rolling(),
+	}
+	charge := func(l backend.Limit, n int64) int64 {
+		if l.Rolls {
+			return must(s.TakeRolling(b.at(0), backend.TakeRequest{Key: b.key, Limit: l, Tokens: n}))(t).Remaining
+		}
+		q := backend.Statement{Key: b.key, Limit: l, Need: n}
+		if l.Calendar.Period != 0 {
+			begin, end := l.Calendar.Around(b.base)
+			q.Begin, q.End = begin.UnixMilli(), end.UnixMilli()
+		}
+		return must(s.Sync(b.at(0), q))(t).Remaining
+	}
+	for i, l := range limits {
+		n := int64(1 + i%9)
+		equal(t, "remaining of "+l.Counter(), charge(l, n), 10-n)
+	}
+	for i, l := range limits {
+		n := int64(1 + i%9)
+		equal(t, "remaining of "+l.Counter(), must(s.Check(b.at(0), b.key, l))(t).Remaining, 10-n)
+		l.Tokens = 100
+		equal(t, "remaining of a larger "+l.Counter(), must(s.Check(b.at(0), b.key, l))(t).Remaining, 100-n)
+	}
+	must(s.Reset(b.at(0), b.key, limits[0]))(t)
+	for i, l := range limits {
+		n := int64(1 + i%9)
+		if i == 0 {
+			n = 0
+		}
+		equal(t, "after a reset of the first, remaining of "+l.Counter(), must(s.Check(b.at(0), b.key, l))(t).Remaining, 10-n)
+	}
 }

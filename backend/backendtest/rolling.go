@@ -1,7 +1,6 @@
 package backendtest
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,12 +9,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/rolling"
 )
-
-// keeper is a store whose test can keep its server from deleting a key, and delete one itself.
-type keeper interface {
-	KeepRing(ctx context.Context, key string) error
-	LoseRing(ctx context.Context, key string) error
-}
 
 // turns makes random calls about one key of a rolling limit, of a store and of the module's own ring,
 // which must give the same replies. Three clients go on from what they were told, so that accounts live, but
@@ -26,19 +19,18 @@ type turns struct {
 	clients [3]backend.SyncRequest // what each would state next
 	old     []backend.SyncRequest
 	windows []backend.Window // of replies
-	other   time.Duration    // a length that some requests have
 }
 
-// testRandomRolling is testRandom for rolling limits. Without a keeper no window is shorter than half a minute.
+// testRandomRolling is testRandom for rolling limits. Without a RingLoser no window is shorter than half a minute.
 func testRandomRolling(t testing.TB, s backend.Store) {
 	t.Helper()
 	p := newRandom(t, s)
 	lengths := []time.Duration{time.Minute, 61537 * time.Millisecond, time.Hour, backend.MaxWindow}
-	if _, ok := s.(keeper); ok {
+	if _, ok := s.(RingLoser); ok {
 		lengths = append(lengths, backend.MinRolling, 37*time.Millisecond, time.Second, 20*time.Second, 1001*time.Millisecond)
 	}
 	for range 2 * rounds {
-		r := &turns{random: p, other: pick(p, lengths...)}
+		r := &turns{random: p}
 		p.key, p.length = newKey(), pick(p, lengths...)
 		p.now = time.Duration(p.rnd.IntN(1000_000)) * time.Microsecond
 		p.limit = backend.Limit{Tokens: pick[int64](p, 1, 10, 1000, 1000, 100_000, 5_000_000, backend.MaxTokens), Window: p.length}.Rolling()
@@ -60,51 +52,50 @@ func (p *turns) step() {
 		p.now -= pick(p.random, 1, unit, p.length, 3*p.length)
 	}
 	p.now = p.now.Truncate(time.Microsecond)
-	keeper, keeps := p.store.(keeper)
+	loser, keeps := p.store.(RingLoser)
 	if keeps {
-		must(0, keeper.KeepRing(p.at(p.now), p.key))(p.t)
+		must(0, loser.KeepRing(p.at(p.now), p.key, p.limit.Counter()))(p.t)
 	}
 	now := p.base.Add(p.now).UnixMicro()
 	switch q := p.rnd.IntN(100); {
 	case q < 60:
 		p.state(now)
 	case q < 76:
-		r := backend.TakeRequest{Key: p.key, Limit: p.nextLimit(), OpenLength: pick(p.random, 0, p.other, p.length), Within: pick(p.random, 0, unit, p.length, unit/2+time.Nanosecond)}
+		r := backend.TakeRequest{Key: p.key, Limit: p.nextLimit(), Within: pick(p.random, 0, unit, p.length, unit/2+time.Nanosecond)}
 		r.Tokens = min(max(p.tokens(pick(p.random, r.Limit.Tokens, r.Limit.Tokens/7)), 1), r.Limit.Tokens)
-		got := must(p.store.Take(p.at(p.now), r))(p.t)
+		got := must(p.store.TakeRolling(p.at(p.now), r))(p.t)
 		equal(p.t, p.told(r), got, p.ring.Take(r, now))
 		p.windows = append(p.windows, got.Window)
 	case q < 86:
-		r := backend.SettleRequest{Key: p.key, Window: max(p.window(), 1), Limit: p.limit.Tokens, Rolling: pick(p.random, p.length, p.length, p.length, p.other)}
+		r := backend.SettleRequest{Key: p.key, Window: p.window(), Limit: p.nextLimit()}
+		r.Window.End = max(r.Window.End, 1)
 		r.Tokens = max(p.tokens(pick(p.random, p.limit.Tokens, p.limit.Tokens/5)), 1) * pick[int64](p.random, 1, -1, -1)
-		got := must(p.store.Settle(p.at(p.now), r))(p.t)
+		got := must(p.store.SettleRolling(p.at(p.now), r))(p.t)
 		equal(p.t, p.told(r), got, p.ring.Settle(r, now))
 	case q < 88:
-		r := backend.ResetRequest{Key: p.key, Limit: p.nextLimit(), OpenLength: pick(p.random, 0, p.other, p.length)}
-		got := must(p.store.Reset(p.at(p.now), r))(p.t)
-		equal(p.t, p.told(r), got, p.ring.Reset(r, now))
+		equal(p.t, p.told("reset"), must(p.store.Reset(p.at(p.now), p.key, p.limit))(p.t), backend.Window{})
+		p.ring.Reset(now)
 	case q < 90 && keeps:
-		must(0, keeper.LoseRing(p.at(p.now), p.key))(p.t)
+		must(0, loser.LoseRing(p.at(p.now), p.key, p.limit.Counter()))(p.t)
 		p.ring = rolling.Ring{}
 	default:
 		l := p.nextLimit()
 		equal(p.t, p.told(l), must(p.store.Check(p.at(p.now), p.key, l))(p.t), p.ring.Check(l, now))
 	}
 	if s, ok := p.store.(backend.Inspector); ok {
-		equal(p.t, p.told("inspect"), fmt.Sprint(must(s.Inspect(p.at(p.now), p.key))(p.t)), fmt.Sprint(p.ring.Contents(now)))
+		var want []backend.Contents
+		if in := p.ring.Contents(now); in.Window.End != 0 {
+			in.Counter = p.limit.Counter()
+			want = append(want, in)
+		}
+		equal(p.t, p.told("inspect"), fmt.Sprint(must(s.Inspect(p.at(p.now), p.key))(p.t)), fmt.Sprint(want))
 	}
 }
 
-// nextLimit returns the limit, which has another length or number of tokens now and then.
+// nextLimit returns the limit, which has another number of tokens now and then.
 func (p *turns) nextLimit() backend.Limit {
 	l := p.limit
-	switch p.rnd.IntN(100) {
-	case 0:
-		l.Window = p.other
-	case 1:
-		p.length, p.other = p.other, p.length
-		p.limit.Window = p.length
-	case 2:
+	if p.rnd.IntN(50) == 0 {
 		l.Tokens = 1 + p.rnd.Int64N(l.Tokens)
 	}
 	return l
@@ -115,7 +106,7 @@ func (p *turns) window() backend.Window {
 	if n := len(p.windows); n > 0 && p.rnd.IntN(20) > 0 {
 		return p.windows[n-1-p.rnd.IntN(min(n, 6))]
 	}
-	return pick(p.random, 0, 1, backend.MaxTokens, p.end(p.now), p.end(p.now+p.length*26/20))
+	return backend.Window{End: pick(p.random, 0, 1, backend.MaxTokens, p.ms(p.now), p.ms(p.now+p.length*26/20))}
 }
 
 // state makes a client's statement: the next one, or an old one again, or an absurd one.
@@ -147,7 +138,7 @@ func (p *turns) state(now int64) {
 	r.Need = p.tokens(r.Want)
 	r.Least = p.tokens(pick(p.random, 0, r.Need))
 	r.Exact, r.Waited, r.Leaving = p.rnd.IntN(3) == 0, p.rnd.IntN(3) == 0, p.rnd.IntN(9) == 0
-	r.Idle, r.Pace, r.OpenLength = pick(p.random, 0, -1, p.tokens(r.Limit.Tokens)), pick(p.random, 0, p.tokens(r.Limit.Tokens)), pick(p.random, 0, p.other, p.length)
+	r.Idle, r.Pace = pick(p.random, 0, -1, p.tokens(r.Limit.Tokens)), pick(p.random, 0, p.tokens(r.Limit.Tokens))
 	switch p.rnd.IntN(20) {
 	case 0:
 		*c, r = backend.SyncRequest{}, backend.SyncRequest{Key: p.key, Client: r.Client, Limit: r.Limit, Want: r.Want, Need: r.Need, Exact: r.Exact}
@@ -160,11 +151,11 @@ func (p *turns) state(now int64) {
 			r = p.old[n-1-p.rnd.IntN(min(n, 8))]
 		}
 	}
-	got := must(p.store.Sync(p.at(p.now), r))(p.t)
+	got := must(p.store.SyncRolling(p.at(p.now), r))(p.t)
 	want, _ := p.ring.Sync(r, now)
 	equal(p.t, p.told(r), got, want)
 	p.windows, p.old = append(p.windows, got.Window), append(p.old, r)
-	if p.rnd.IntN(8) > 0 && !got.Conflict && r.Granted < backend.MaxTokens/2 { // else it is lost
+	if p.rnd.IntN(8) > 0 && r.Granted < backend.MaxTokens/2 { // else it is lost
 		*c = backend.SyncRequest{
 			Account: got.Account, Window: got.Window, Granted: got.Granted, Returned: got.Returned, Debt: got.Debt, Peers: got.Clients,
 			Total: got.Total, Used: max(r.Limit.Tokens-got.Remaining, 0), Refunded: r.Refunded,

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"context"
 	"embed"
 	"fmt"
 	"reflect"
@@ -20,15 +21,22 @@ import (
 //
 // A section is a test and begins with its name and limit. A line is one call or several,
 // each with the store's time. All times count from the same base, including the ends of
-// windows, of= (the window of a statement) and end= (by a calendar). Values that a call
-// does not name are zero. "limit" changes the limit. An empty line starts a new
+// windows. A window is written as its end and, after a Reset, as "end/generation", which is the time of the Reset. Values
+// that a call does not name are zero. "limit" changes the limit. An empty line starts a new
 // key, and so does every line of a section that says each. In a section that says heard, the
-// processes a, b and c listen, and "hears a" names the messages that have come since the last. A limit
-// that says rolling is one: account= is when an account began.
+// processes a, b and c listen, and "hears a" names the messages that have come since the last. A section that says lossy
+// is for stores that can lose their data: "lose count", "lose end", "lose ledger" or "lose all". A limit
+// that says rolling is one: account= is when an account began. One that says calendar has begin= and end= in its calls.
 //
-// A reply says whether a request was allowed or denied, what was granted by this reply, and then what the
-// store holds of the key: the tokens charged, which may be more than the limit, what remains, and the
-// end of the window, if one is open. A store says what is charged if it is an Inspector.
+// The calls are take n, which is all or nothing without an account; use n of=, which was used above such a charge in that
+// window; sync client, whose next statement it is unless seq= says otherwise, with its window as of=, which runs until
+// its end, unless the call says ended; crowd n, the statements of n clients; check; reset; and settle n of= of a rolling limit.
+//
+// A reply says whether a request was allowed or denied, what was granted by this reply, what the client's account
+// is charged, and then what the
+// store holds of the counter: the tokens charged, which may be more than the limit, what remains, and the
+// window, if one is open. Only a line that names them compares clients=, idle=, called= and lasted=. A store says what is
+// charged if it is an Inspector.
 //
 // A change of a figure is a change of what stores promise. Write it by hand, with its reason after the
 // line, and never make the figures anew by a program.
@@ -38,22 +46,31 @@ var scripts embed.FS
 
 func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 	t.Helper()
-	for _, name := range []string{"window", "grant", "account", "loss", "reset", "recall", "rolling"} {
-		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
-		for _, section := range strings.Split("\n"+string(text), "\n== ")[1:] {
-			name, _, _ := strings.Cut(section, " ")
-			t.Run(name, func(t *testing.T) { runSection(t, newStore(t), section) })
-		}
+	for _, section := range sections(t) {
+		name, _, _ := strings.Cut(section, " ")
+		t.Run(name, func(t *testing.T) { runSection(t, newStore(t), section) })
 	}
 }
 
-func runSection(t *testing.T, s backend.Store, section string) {
+// sections are those of all scripts.
+func sections(t testing.TB) (list []string) {
+	for _, name := range []string{"window", "calendar", "account", "grant", "recall", "loss", "reset", "rolling"} {
+		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
+		list = append(list, strings.Split("\n"+string(text), "\n== ")[1:]...)
+	}
+	return list
+}
+
+func runSection(t testing.TB, s backend.Store, section string) {
 	head, body, _ := strings.Cut(section, "\n")
 	words := strings.Fields(head)
 	whole := parseLimit(t, strings.Join(words[1:], " "))
 	b := newBench(t, s, whole)
 	if slices.Contains(words, "heard") {
 		b.listen("a", "b", "c")
+	}
+	if _, loses := s.(Loser); slices.Contains(words, "lossy") && !loses {
+		return
 	}
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
@@ -83,7 +100,8 @@ func (b *bench) play(line string) {
 			b.hears(process, strings.TrimSpace(want))
 			continue
 		}
-		if got := b.call(call); known && got != b.inspected(strings.TrimSpace(want)) {
+		want = b.inspected(strings.TrimSpace(want))
+		if got := named(b.call(call), want); known && got != want {
 			b.t.Fatalf("%s\n: the reply to %q is %q", line, call, got)
 		}
 	}
@@ -96,38 +114,111 @@ func (b *bench) call(text string) string {
 	at, op := parseDuration(b.t, words[0]), words[1]
 	switch ctx := b.at(at); op {
 	case "take":
-		r := backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: parseNumber(b.t, words[2])}
-		b.fill(&r, words[3:])
-		reply := must(b.store.Take(ctx, r))(b.t)
-		if reply.Allowed {
-			return "allowed " + b.state(at, reply.State)
+		n := parseNumber(b.t, words[2])
+		if b.limit.Rolls {
+			q := backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n}
+			b.fill(&q, words[3:])
+			reply := must(b.store.TakeRolling(ctx, q))(b.t)
+			return verdict(reply.Allowed) + b.state(at, reply.State)
 		}
-		return "denied " + b.state(at, reply.State)
+		q := backend.Statement{Need: n}
+		b.fill(&q, words[3:])
+		reply := b.sync(at, q)
+		if reply.Astray {
+			return "astray"
+		}
+		return verdict(reply.Grant == n) + b.state(at, reply.State)
+	case "use":
+		q := backend.Statement{Change: parseNumber(b.t, words[2])}
+		b.fill(&q, words[3:])
+		reply := b.sync(at, q)
+		if reply.Astray {
+			return "astray"
+		}
+		return b.state(at, reply.State)
 	case "check":
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
 	case "settle":
-		r := backend.SettleRequest{Key: b.key, Tokens: parseNumber(b.t, words[2]), Limit: b.limit.Tokens}
-		if b.limit.Rolls {
-			r.Rolling = b.limit.Window
-		}
-		b.fill(&r, words[3:])
-		must(b.store.Settle(ctx, r))(b.t)
+		q := backend.SettleRequest{Key: b.key, Tokens: parseNumber(b.t, words[2]), Limit: b.limit}
+		b.fill(&q, words[3:])
+		must(b.store.SettleRolling(ctx, q))(b.t)
 		return b.charged(at)
 	case "reset":
-		r := backend.ResetRequest{Key: b.key, Limit: b.limit}
-		b.fill(&r, words[2:])
-		return b.state(at, must(b.store.Reset(ctx, r))(b.t))
-	case "sync":
-		r := backend.SyncRequest{Client: words[2]}
-		b.fill(&r, words[3:])
-		reply := b.sync(at, r)
-		if reply.Grant == 0 {
-			return b.state(at, reply.State)
+		void := must(b.store.Reset(ctx, b.key, b.limit))(b.t)
+		if b.limit.Rolls {
+			return b.charged(at)
 		}
-		return fmt.Sprint("grant=", reply.Grant, " ", b.state(at, reply.State))
+		return "void=" + b.window(void)
+	case "crowd": // clients that share a window, whose first charge one of them makes
+		for i := range parseNumber(b.t, words[2]) {
+			b.sync(at, backend.Statement{Client: fmt.Sprint("crowd.", i), Want: max(1-i, 0), Hints: backend.Hints{Exact: true}})
+		}
+		return ""
+	case "lose":
+		b.lose(ctx, words[2])
+		return ""
+	case "sync":
+		if b.limit.Rolls {
+			q := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: words[2]}
+			b.fill(&q, words[3:])
+			reply := must(b.store.SyncRolling(ctx, q))(b.t)
+			return some("grant", reply.Grant) + b.state(at, reply.State)
+		}
+		q := backend.Statement{Client: words[2]}
+		b.fill(&q, words[3:])
+		q.Runs = q.Window.End > b.ms(at) && !slices.Contains(words, "ended")
+		return b.reply(at, b.sync(at, q))
 	}
 	b.t.Fatalf("no such call: %s", text)
 	return ""
+}
+
+// lose makes the store lose some of the counter.
+func (b *bench) lose(ctx context.Context, what string) {
+	s, counter := b.store.(Loser), b.limit.Counter()
+	for part, lose := range map[string]func(ctx context.Context, key, counter string) error{"count": s.LoseCount, "end": s.LoseEnd, "ledger": s.LoseLedger} {
+		if what == part || what == "all" {
+			must(0, lose(ctx, b.key, counter))(b.t)
+		}
+	}
+}
+
+func verdict(allowed bool) string {
+	if allowed {
+		return "allowed "
+	}
+	return "denied "
+}
+
+// some returns a figure in words, or nothing if it is 0.
+func some(name string, n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(name, "=", n, " ")
+}
+
+// reply returns that of a statement of an account in words.
+func (b *bench) reply(at time.Duration, r backend.Reply) string {
+	switch {
+	case r.Void:
+		return "void"
+	case r.Astray:
+		return "astray"
+	}
+	if _, ok := b.store.(backend.Inspector); ok {
+		equal(b.t, "what the reply says is charged", fmt.Sprint("charged=", r.Used), b.charged(at))
+	}
+	text := some("grant", r.Grant) + some("mine", r.Mine) + b.state(at, r.State)
+	return text + fmt.Sprintf(" clients=%d idle=%d called=%d lasted=%s", r.Clients, r.Idle, r.Called, seconds(r.Lasted))
+}
+
+// named returns the words of a reply without the figures that want does not name.
+func named(got, want string) string {
+	return strings.Join(slices.DeleteFunc(strings.Fields(got), func(word string) bool {
+		name, _, _ := strings.Cut(word, "=")
+		return slices.Contains([]string{"clients", "idle", "called", "lasted"}, name) && !strings.Contains(want, name+"=")
+	}), " ")
 }
 
 // fill sets the fields of a request that a call's arguments name, and converts times to
@@ -139,13 +230,12 @@ func (b *bench) fill(request any, words []string) {
 		switch name {
 		case "of":
 			name = "window"
-		case "open":
-			name = "openLength"
 		case "account": // by when it began
 			value = fmt.Sprint(b.base.Add(parseDuration(b.t, value)).UnixMicro())
 		}
 		field := reflect.ValueOf(request).Elem().FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
 		switch {
+		case word == "ended":
 		case !field.IsValid():
 			b.t.Fatalf("no such argument: %s", word)
 		case name == "spent":
@@ -153,7 +243,9 @@ func (b *bench) fill(request any, words []string) {
 		case field.Kind() == reflect.Bool:
 			field.SetBool(true)
 		case field.Type() == reflect.TypeFor[backend.Window]():
-			field.SetInt(int64(b.end(parseDuration(b.t, value))))
+			field.Set(reflect.ValueOf(b.parseWindow(value)))
+		case name == "begin" || name == "end":
+			field.SetInt(b.ms(parseDuration(b.t, value)))
 		case field.Type() == reflect.TypeFor[time.Duration]():
 			field.SetInt(int64(parseDuration(b.t, value)))
 		default:
@@ -177,10 +269,30 @@ func (b *bench) spent(text string) (list []backend.Spent) {
 // state returns a reading in words.
 func (b *bench) state(at time.Duration, s backend.State) string {
 	words := strings.Fields(fmt.Sprint(b.charged(at), " remaining=", s.Remaining))
-	if s.Window != 0 {
-		words = append(words, "window="+seconds(s.Window.Time().Sub(b.base)))
+	if s.Window.End != 0 {
+		words = append(words, "window="+b.window(s.Window))
 	}
 	return strings.Join(words, " ")
+}
+
+// window returns a window in words.
+func (b *bench) window(w backend.Window) string {
+	text := "none"
+	if w.End != 0 {
+		text = seconds(w.Time().Sub(b.base))
+	}
+	if w.Gen != 0 {
+		text += "/" + seconds(time.UnixMilli(w.Gen).Sub(b.base))
+	}
+	return text
+}
+
+func (b *bench) parseWindow(text string) (w backend.Window) {
+	end, gen, reset := strings.Cut(text, "/")
+	if w.End = b.ms(parseDuration(b.t, end)); reset {
+		w.Gen = b.ms(parseDuration(b.t, gen))
+	}
+	return w
 }
 
 // charged returns in words how many tokens the store has charged, or nothing if it cannot be asked.
@@ -189,7 +301,11 @@ func (b *bench) charged(at time.Duration) string {
 	if !ok {
 		return ""
 	}
-	return fmt.Sprint("charged=", must(inspector.Inspect(b.at(at), b.key))(b.t).Used)
+	list := must(inspector.Inspect(b.at(at), b.key))(b.t)
+	if i := slices.IndexFunc(list, func(c backend.Contents) bool { return c.Counter == b.limit.Counter() }); i >= 0 {
+		return fmt.Sprint("charged=", list[i].Used)
+	}
+	return "charged=0"
 }
 
 // inspected returns what is wanted of this store.
@@ -204,7 +320,11 @@ func parseLimit(t testing.TB, text string) backend.Limit {
 	t.Helper()
 	words := strings.Fields(text)
 	tokens, window, _ := strings.Cut(words[0], "/")
-	return backend.Limit{Tokens: parseNumber(t, tokens), Window: parseDuration(t, window), Rolls: slices.Contains(words, "rolling")}
+	l := backend.Limit{Tokens: parseNumber(t, tokens), Window: parseDuration(t, window), Rolls: slices.Contains(words, "rolling")}
+	if slices.Contains(words, "calendar") {
+		l.Calendar.Period = backend.Day
+	}
+	return l
 }
 
 func parseNumber(t testing.TB, text string) int64 {

@@ -1,0 +1,171 @@
+package backendtest
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// control is a store without one rule of the protocol.
+type control struct {
+	spoiled
+	section string // of the scripts, which finds that
+	law     bool   // the model alone finds that tokens are over, or lost
+}
+
+// controls has, for each rule, a store that is without it.
+var controls = map[string]control{
+	"no order": {section: "Statements", law: true, spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		if s.seq++; q.Client != "" {
+			q.Life, q.Seq = 1, s.seq
+		}
+	}}},
+	"no lives": {section: "Lives", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Life = min(q.Life, 1) }}},
+	"an account for each process": {section: "Limiters", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		q.Client = strings.ReplaceAll(q.Client, "p.2", "p.1")
+	}}},
+	"no generation": {section: "Reset", law: true, spoiled: spoiled{reset: func(s *spoiled, ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
+		state, err := s.model.Check(ctx, key, l)
+		if l.Rolls || err != nil {
+			return s.model.Reset(ctx, key, l)
+		}
+		_ = s.model.LoseCount(ctx, key, l.Counter())
+		_ = s.model.LoseEnd(ctx, key, l.Counter())
+		_ = s.model.LoseLedger(ctx, key, l.Counter())
+		return state.Window, nil
+	}}},
+	"no reset where none is open": {section: "ResetOfNone", spoiled: spoiled{reset: func(s *spoiled, ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
+		if state, err := s.model.Check(ctx, key, l); err == nil && state.Window.End == 0 {
+			return state.Window, nil
+		}
+		return s.model.Reset(ctx, key, l)
+	}}},
+	"no generation of a clock that stepped back": {section: "Clock", spoiled: spoiled{after: func(s *spoiled, ctx context.Context, q backend.Statement, r *backend.Reply) {
+		r.Window.Gen = 0
+	}}},
+	"any time is in the period": {section: "Calendar", spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if now := Now(ctx).UnixMilli(); q.Begin != 0 {
+			q.Begin, q.End = min(q.Begin, now), max(q.End, now+1)
+		}
+	}}},
+	"no sum of the accounts": {section: "LostCount", spoiled: spoiled{lost: func(s *spoiled, ctx context.Context, key, counter, part string) error {
+		_ = s.model.LoseLedger(ctx, key, counter)
+		_ = s.model.LoseCount(ctx, key, counter)
+		if part == "end" {
+			_ = s.model.LoseEnd(ctx, key, counter)
+		}
+		return nil
+	}}},
+	"no claims": {section: "LostLedger", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		if q.Client != "" { // what it was charged is charged anew
+			q.Change, q.Mine = q.Change+q.Mine, 0
+		}
+	}}},
+	"what was given back is claimed by nobody": {section: "LostLedger", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		if q.Client != "" && q.Change < 0 {
+			q.Mine, q.Change = max(q.Mine+q.Change, 0), 0
+		}
+	}}},
+	"no window is taken over": {section: "Adopt", spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil && state.Window.End == 0 {
+			q.Runs = false
+		}
+	}}},
+	"nothing is carried": {section: "Carry", spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil && state.Window.End != 0 {
+			q.Runs = false
+		}
+	}}},
+	"what all were charged is not taken over": {section: "Adopt", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Used = 0 }}},
+	"what is over is carried": {section: "NextWindow", law: true, spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil && q.Window.End != 0 {
+			q.Window = state.Window
+		}
+	}}},
+	"a give-back is not heard":   {section: "GiveBack", law: true, spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Change = max(q.Change, 0) }}},
+	"what was used above is not": {section: "Overdraw", law: true, spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Change = min(q.Change, 0) }}},
+	"a grant that is not charged": {section: "Take", law: true, spoiled: spoiled{after: func(s *spoiled, _ context.Context, q backend.Statement, r *backend.Reply) {
+		if q.Need > 0 && r.Grant == 0 && !r.Void && !r.Astray && q.Client == "" {
+			r.Grant = q.Need
+		}
+	}}},
+	"a part of what is needed": {section: "Take", law: true, spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil && q.Client == "" && q.Need > state.Remaining {
+			q.Need = state.Remaining
+		}
+	}}},
+	"used in any window": {section: "Use", law: true, spoiled: spoiled{before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil && q.Client == "" {
+			q.Window = state.Window
+		}
+	}}},
+	"one counter for all lengths": {section: "Lengths", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		if q.Begin == 0 {
+			q.Limit.Window = far
+		}
+	}}},
+	"a limit that stays the first one's": {section: "TwoLimits", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		q.Limit.Tokens = max(q.Limit.Tokens, 1000)
+	}}},
+	"less than the first one needs":      {section: "Least", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Least = 0 }}},
+	"who has left counts":                {section: "Leaving", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Leaving = false }}},
+	"tokens are idle where nobody hears": {section: "Idle", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Deaf = false }}},
+	"nobody is called again":             {section: "CalledAgain", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Waited = false }}},
+}
+
+// store returns the store of a control.
+func (c control) store() *spoiled {
+	s := c.spoiled
+	s.model = newModel()
+	return &s
+}
+
+// sectionOf returns the section of the scripts that has that name.
+func sectionOf(t testing.TB, name string) string {
+	list := sections(t)
+	i := slices.IndexFunc(list, func(text string) bool { return strings.HasPrefix(text, name+" ") })
+	return list[i]
+}
+
+// TestControls: the suite finds each store that is without a rule: a section of the scripts does, which a reader can check
+// by eye; and random calls do.
+func TestControls(t *testing.T) {
+	for name, c := range controls {
+		t.Run(name, func(t *testing.T) {
+			found := failure(t, func(t testing.TB) { runSection(t, c.store(), sectionOf(t, c.section)) })
+			if found == "" {
+				t.Errorf("%s passes", c.section)
+			}
+			t.Log(found)
+			noticed := ""
+			for i := 0; i < 20 && noticed == ""; i++ {
+				noticed = failure(t, func(t testing.TB) { testRandom(t, c.store()) })
+			}
+			if noticed == "" {
+				t.Error("random calls find nothing")
+			}
+		})
+	}
+}
+
+// TestModelNotices: package naive alone, which knows nothing of the protocol, finds the stores that break a law.
+func TestModelNotices(t *testing.T) {
+	for name, c := range controls {
+		if !c.law {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			noticed := ""
+			for i := 0; i < 100 && noticed == ""; i++ {
+				noticed = failure(t, func(t testing.TB) { playJudged(t, c.store(), true) })
+			}
+			if noticed == "" {
+				t.Fatal("nobody noticed")
+			}
+			t.Log("noticed: ", noticed)
+		})
+	}
+}
