@@ -135,8 +135,16 @@ type skewed struct {
 	by int64 // tokens per grant
 }
 
-func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	reply, err := s.Store.Sync(ctx, r)
+func (s skewed) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	reply, err := s.Store.Sync(ctx, q)
+	if reply.Grant > 0 {
+		reply.Grant += s.by
+	}
+	return reply, err
+}
+
+func (s skewed) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
+	reply, err := s.Store.SyncRolling(ctx, r)
 	if reply.Grant > 0 {
 		reply.Grant += s.by
 	}

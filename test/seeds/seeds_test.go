@@ -301,8 +301,7 @@ func (s *sim) hearRefund(c *simCaller) {
 func (s *sim) spend(c *simCaller, at slot, n int64) {
 	s.spent[at] += n
 	limit := c.p.limit.Tokens
-	more := s.losses + s.voided[at] // what Reset divides may end at one instant
-	s.must(s.spent[at] <= limit*int64(1+more), "%d tokens spent of %d, %d losses and Resets", s.spent[at], limit, more)
+	s.must(s.spent[at] <= limit*int64(1+s.losses), "%d tokens spent of %d, %d losses", s.spent[at], limit, s.losses)
 }
 
 // inspect looks at what each limiter tells of itself when all is at rest.
@@ -420,11 +419,10 @@ func (s *sim) conserved(l named, key string) {
 		return
 	}
 	c := all[i]
-	at := slot{l.inStore(key), c.Counter, c.Window.End}
-	if c.Window.End == 0 || s.voided[at] > 0 {
+	if c.Window.End == 0 {
 		return
 	}
-	spent, more := s.spent[at], s.slack
+	spent, more := s.spent[slot{l.inStore(key), c.Counter, c.Window}], s.slack
 	for _, p := range s.all {
 		more += p.alone
 	}
@@ -447,7 +445,7 @@ func (s *sim) seenOf(x reservoir.Stats) {
 	}
 	windows := map[slot]int{}
 	for at := range s.spent {
-		if at.end = 0; windows[at] > 0 {
+		if at.Window = (backend.Window{}); windows[at] > 0 {
 			s.seen["rolled"]++
 		}
 		windows[at]++

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"sync/atomic"
 	"testing/synctest"
 	"time"
@@ -27,7 +28,6 @@ type sim struct {
 	callers []*simCaller // under way
 	won     []*simCaller // whose tokens may be refunded
 	spent   map[slot]int64
-	voided  map[slot]int  // how often Reset ended a window that ends then
 	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
 	blurred bool          // more such tokens, nobody knows how many
 	losses  int           // how often the store has lost its data
@@ -76,7 +76,7 @@ func (l named) counter() string { return backend.Limit(l.Limit).Counter() }
 // slot is a window of a counter in the store.
 type slot struct {
 	key, counter string
-	end          int64
+	backend.Window
 }
 
 // simCaller is one call of a limiter, in a goroutine of its own.
@@ -97,7 +97,8 @@ type simCaller struct {
 }
 
 func (c *simCaller) slot() slot {
-	return slot{c.p.limit.inStore(c.key), c.p.limit.counter(), c.r.Reset.UnixMilli()}
+	gen := reflect.ValueOf(c.r).FieldByName("gen").Int() // what Reset divides may end at one instant
+	return slot{c.p.limit.inStore(c.key), c.p.limit.counter(), backend.Window{End: c.r.Reset.UnixMilli(), Gen: gen}}
 }
 
 // tally counts what was seen, so that a test knows that it has been everywhere.
@@ -130,7 +131,7 @@ var (
 
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, voided: map[slot]int{}, seen: seen}
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, seen: seen}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
 		return testnet.Hold
@@ -387,7 +388,6 @@ func (s *sim) execute(c *testnet.Call) {
 	s.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
 	if void, ok := reply.(*backend.Window); ok && void.End != 0 {
 		s.seen["voided"]++
-		s.voided[slot{c.Key, s.all[c.Who].limit.counter(), void.End}]++
 	}
 	if !c.Ghost {
 		return

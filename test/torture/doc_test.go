@@ -15,7 +15,7 @@
 //	daily   the same by a calendar, whose midnight comes in the run: does it end the window?
 //	ledger  a window that outlasts the run, in small batches, settled below and above the charge: is a token lost?
 //	stock   the same in large batches: does a caller with stock notice anything?
-//	open    the same in small batches, with FailOpen: is what was admitted without the store charged, once?
+//	open    the same in small batches, with FailOpen: is what was admitted without the store Overdrawn, once, and not charged?
 //	local   the same with FailLocal: and is it no more than each process' share?
 //
 // The package needs Linux, where it can preload a clock and a child ends with its parent.

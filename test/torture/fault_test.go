@@ -218,7 +218,7 @@ func (x *run) flushScripts(e *event) (told int64) {
 
 // stopProcess stops a process. The end of a window meanwhile proves the effect.
 func (x *run) stopProcess(e *event) int64 {
-	window := func() int64 { return int64(x.contents(x.peer(e.Part), tight, e.Part).Window) }
+	window := func() int64 { return x.contents(x.peer(e.Part), tight, e.Part).Window.End }
 	x.await("a window is open", func() bool { return window() > 0 })
 	w, before := x.workers[x.rng.IntN(len(x.workers))], window()
 	w.Pause()

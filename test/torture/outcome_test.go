@@ -1,12 +1,14 @@
 package torture
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // outcome is the input of the judge.
@@ -46,7 +48,7 @@ func newOutcome(sc scenario) *outcome {
 	o := &outcome{Scenario: sc, Calm: newEvent(calm, 0), Lines: make(map[lineID]*sums)}
 	for r := range role(roles) {
 		for part := range sc.Parts {
-			o.Lines[lineID{r, part}] = &sums{Windows: make(map[int64]int64)}
+			o.Lines[lineID{r, part}] = &sums{Windows: make(map[backend.Window]int64)}
 		}
 	}
 	return o
@@ -54,27 +56,28 @@ func newOutcome(sc scenario) *outcome {
 
 // sums adds up what all processes did with a key.
 type sums struct {
-	Allowed, Denied   int64           // requests
-	Spent             int64           // by requests
-	Settled, Refunded int64           // used above the charges, and below
-	Counted           int64           // settled for earlier windows and counted, if windows are reset
-	Resets            int64           // at most
-	Alone             int64           // spent by one process without the store, at most
-	Uncharged         int64           // the part of all that was spent without the store in windows that it had not named
-	Windows           map[int64]int64 // end, Unix ms → tokens of requests
+	Allowed, Denied   int64                    // requests
+	Spent             int64                    // by requests
+	Settled, Refunded int64                    // used above the charges, and below
+	Counted           int64                    // settled for earlier windows and counted, if windows are reset
+	Resets            int64                    // at most
+	Alone             int64                    // spent by one process without the store, at most
+	Uncharged         int64                    // spent without the store by all
+	Windows           map[backend.Window]int64 // tokens of requests
 
 	// Late counts tokens of requests that began after the end of their window. Overrun
 	// counts requests from stock whose answer came longer after that end than a busy
 	// machine lets a caller wait for a processor.
 	Late, Overrun int64
 
-	Open, Charged int64    // the store's window after all processes closed, and the tokens in it
-	Apart         int64    // tokens by which Stats and journals differ
-	Unknown       int64    // tokens of calls that must not be repeated
-	GiveBacks     int64    // returns of idle tokens, of processes to which messages came
-	Unclean       []string // why processes could not return tokens
-	Killed        int64    // processes, which left no Stats
-	KilledHeld    int64    // what they held by their last record
+	Open       backend.Window // the store's after all processes closed
+	Charged    int64          // the tokens in it
+	Apart      int64          // tokens by which Stats and journals differ
+	Unknown    int64          // tokens of calls that must not be repeated
+	GiveBacks  int64          // returns of idle tokens, of processes to which messages came
+	Unclean    []string       // why processes could not return tokens
+	Killed     int64          // processes, which left no Stats
+	KilledHeld int64          // what they held by their last record
 }
 
 // line is what one process did with a key.
@@ -161,20 +164,17 @@ func (s *sums) request(l *line, r *record, e *event) {
 		}
 	}
 	l.Spent += r.N
-	s.Windows[reset.UnixMilli()] += r.N
+	s.Windows[backend.Window{End: reset.UnixMilli(), Gen: r.Gen}] += r.N
 }
 
 // audit compares a limiter's Stats with the process's journal. Settlements for an earlier
-// window may count. What a failure policy admitted in a window that no reply had named is
-// Overdrawn instead of Spent, and is never charged.
+// window may count. What a failure policy admitted is Overdrawn instead of Spent, and is never charged.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
-	least, most := l.Spent+l.Settled, l.Spent+l.Settled
-	uncharged := min(max(most-t.Spent, 0), l.Alone, t.Overdrawn)
-	s.Uncharged += uncharged
-	least -= uncharged
+	least, most := l.Spent-l.Alone, l.Spent-l.Alone+l.Settled
 	if uses[r].renewed {
-		least = l.Spent - uncharged
 		s.Counted += t.Spent - least
+	} else {
+		least = most
 	}
 	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + max(least-t.Spent, t.Spent-most, 0) + abs(t.Refunded-l.Refunded)
 	s.Unknown += t.Unknown
@@ -185,7 +185,7 @@ func abs(n int64) int64 { return max(n, -n) }
 // end adds the totals of a process that has ended.
 func (s *sums) end(l *line, killed bool) {
 	s.Spent, s.Settled, s.Refunded = s.Spent+l.Spent, s.Settled+l.Settled, s.Refunded+l.Refunded
-	s.Alone = max(s.Alone, l.Alone)
+	s.Alone, s.Uncharged = max(s.Alone, l.Alone), s.Uncharged+l.Alone
 	if killed {
 		s.Killed++
 		s.KilledHeld += l.Held
@@ -220,15 +220,23 @@ type group struct {
 	spent    int64
 }
 
+// sorted returns the names of a key's windows, in order.
+func (s *sums) sorted() []backend.Window {
+	return slices.SortedFunc(maps.Keys(s.Windows), func(a, b backend.Window) int {
+		return cmp.Or(cmp.Compare(a.End, b.End), cmp.Compare(a.Gen, b.Gen))
+	})
+}
+
 // groups returns the groups of a key's windows, in order of their ends.
 func (p place) groups() (list []*group) {
-	for _, reset := range slices.Sorted(maps.Keys(p.Windows)) {
+	for _, w := range p.sorted() {
+		reset := w.End
 		begin := reset - p.limit.Window.Milliseconds()
 		if n := len(list); n == 0 || begin >= list[n-1].to || p.renewed {
 			list = append(list, &group{from: begin})
 		}
 		last := list[len(list)-1]
-		last.to, last.spent = reset, last.spent+p.Windows[reset]
+		last.to, last.spent = reset, last.spent+p.Windows[w]
 	}
 	return list
 }

@@ -100,9 +100,8 @@ type demand struct {
 	batch    int64 // tokens, or in uses requests; 0 = by the default policy
 	options  []reservoir.Option
 
-	rolls     bool // its windows end while it runs
-	renewed   bool // and are reset while they are open
-	fallsBack bool // requests are admitted without the store, and charged when it is back
+	rolls   bool // its windows end while it runs
+	renewed bool // and are reset while they are open
 }
 
 var (
@@ -115,9 +114,9 @@ var (
 		daily:  {name: "daily", limit: shortLimit, tokens: 2_000_000, requests: 500, rolls: true, renewed: true},
 		ledger: {name: "ledger", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6},
 		stock:  {name: "stock", limit: longLimit, tokens: 200_000, requests: 2000},
-		open: {name: "open", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
+		open: {name: "open", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6,
 			options: []reservoir.Option{reservoir.WithFailOpen()}},
-		local: {name: "local", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6, fallsBack: true,
+		local: {name: "local", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6,
 			options: []reservoir.Option{reservoir.WithFailLocal(localShare)}},
 	}
 )

@@ -5,10 +5,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // epoch is when the made-up scenarios begin.
 var epoch = time.UnixMilli(1_700_000_000_000)
+
+// ends is the window that ends then.
+func ends(windows float64) backend.Window { return backend.Window{End: at(windows).UnixMilli()} }
 
 func at(windows float64) time.Time {
 	return epoch.Add(time.Duration(windows * float64(shortWindow)))
@@ -25,24 +30,24 @@ func harmless(where topology, f fault) *outcome {
 	e.Begin, e.End, e.Active, e.Recovery = at(4.2), at(4.4), 1, shortWindow/10
 	o.Scenario.Topology, o.Scenario.Loses, o.Scenario.Midnight = where, f.loses, at(5).Unix()
 	for r := range role(roles) {
-		s := &sums{Windows: make(map[int64]int64), Allowed: 1, Denied: 1, GiveBacks: 1}
+		s := &sums{Windows: make(map[backend.Window]int64), Allowed: 1, Denied: 1, GiveBacks: 1}
 		d := o.Scenario.demand(r)
 		if o.Scenario.Loses == elected || o.Scenario.Loses == all {
 			e.Lost[r] = d.limit.Tokens
 		}
 		switch {
 		case r == daily:
-			s.Open, s.Settled, s.Counted, s.Resets = at(5+24*60*60).UnixMilli(), 10, 5, 1
+			s.Open, s.Settled, s.Counted, s.Resets = ends(5+24*60*60), 10, 5, 1
 			s.Spent, s.Charged = 2*d.limit.Tokens, d.limit.Tokens+5
-			s.Windows[s.Open], s.Windows[at(5).UnixMilli()] = d.limit.Tokens, d.limit.Tokens
+			s.Windows[s.Open], s.Windows[ends(5)] = d.limit.Tokens, d.limit.Tokens
 		case d.rolls:
 			for i := range 10 {
-				s.Windows[at(float64(i+1)).UnixMilli()] = min(d.limit.Tokens, d.tokens)
+				s.Windows[ends(float64(i+1))] = min(d.limit.Tokens, d.tokens)
 				s.Spent += min(d.limit.Tokens, d.tokens)
 			}
 		default:
 			s.Spent, s.Settled, s.Refunded, s.Charged = 5000, 500, 1000, 4500
-			s.Windows[at(3600).UnixMilli()] = s.Spent
+			s.Windows[ends(3600)] = s.Spent
 		}
 		o.Lines[lineID{r, 0}] = s
 	}
@@ -59,28 +64,28 @@ func TestJudge(t *testing.T) {
 		kind    kind
 		change  func(*outcome)
 	}{
-		{"over-admission without data loss", durable, "lost replies", func(o *outcome) { o.line(tight).Windows[at(5).UnixMilli()]++ }},
+		{"over-admission without data loss", durable, "lost replies", func(o *outcome) { o.line(tight).Windows[ends(5)]++ }},
 		{"over-admission at failover", pair, "failover to a replica that lags", func(o *outcome) {
 			o.Events[0].Lost[tight] = 1000
-			o.line(tight).Windows[at(5).UnixMilli()] += 1001
+			o.line(tight).Windows[ends(5)] += 1001
 		}},
-		{"over-admission without data loss", pair, "failover", func(o *outcome) { o.line(tight).Windows[at(5).UnixMilli()]++ }},
+		{"over-admission without data loss", pair, "failover", func(o *outcome) { o.line(tight).Windows[ends(5)]++ }},
 		{"over-admission without data loss", pair, "failover to a replica that lags", func(o *outcome) {
 			o.Events[0].Begin = at(3.5) // of the lag
 			o.Events[0].Lost[tight] = 1000
-			o.line(tight).Windows[at(4).UnixMilli()]++
+			o.line(tight).Windows[ends(4)]++
 		}},
-		{"over-admission at a cluster's election", clustered, "cluster master SIGSTOP, election", func(o *outcome) { o.line(tight).Windows[at(5).UnixMilli()] += tightLimit + 1 }},
-		{"over-admission when all data is lost", volatile, restartedEmpty, func(o *outcome) { o.line(tight).Windows[at(5).UnixMilli()] += tightLimit + 1 }},
-		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(fresh).Windows[at(5).UnixMilli()]++ }},
-		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[at(5).UnixMilli()]++ }},
+		{"over-admission at a cluster's election", clustered, "cluster master SIGSTOP, election", func(o *outcome) { o.line(tight).Windows[ends(5)] += tightLimit + 1 }},
+		{"over-admission when all data is lost", volatile, restartedEmpty, func(o *outcome) { o.line(tight).Windows[ends(5)] += tightLimit + 1 }},
+		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(fresh).Windows[ends(5)]++ }},
+		{"over-admission of windows that are reset", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[ends(5)]++ }},
 		{"faults that took effect", durable, "lost replies", func(o *outcome) { o.line(daily).Counted = 0 }},
 		{"faults that took effect", durable, "lost replies", func(o *outcome) {
 			for _, s := range o.Lines {
 				s.GiveBacks = 0
 			}
 		}},
-		{"days that end before midnight", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[at(5).UnixMilli()-2] = 1 }},
+		{"days that end before midnight", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[backend.Window{End: ends(5).End - 2}] = 1 }},
 		{"tokens lost, no process killed", durable, "lost replies", func(o *outcome) { o.line(ledger).Charged++ }},
 		{"tokens spent that were never charged", durable, "lost replies", func(o *outcome) { o.line(stock).Charged-- }},
 		{"FailLocal: admitted by a process alone, at most", durable, serverStopped, func(o *outcome) { o.line(local).Alone = full.demand(local).alone() + 1 }},
@@ -94,7 +99,7 @@ func TestJudge(t *testing.T) {
 		{"requests under way when a process was stopped", durable, processStopped, func(o *outcome) { o.line(tight).Overrun = callers*roles + 1 }},
 		{"faults that took effect", durable, "lost replies", func(o *outcome) { o.Events[0].Active = 0 }},
 		{"clock steps and resets: admitted in all", clocked, "server's clock forward", func(o *outcome) { o.line(tight).Spent += 4 * tightLimit }},
-		{"clock steps and resets: admitted in all", clocked, clockBack, func(o *outcome) { o.line(tight).Windows[1] = 2*tightLimit + 1 }},
+		{"clock steps and resets: admitted in all", clocked, clockBack, func(o *outcome) { o.line(tight).Windows[backend.Window{End: 1}] = 2*tightLimit + 1 }},
 		{"clock steps: longest time without a token", clocked, clockBack, func(o *outcome) { o.Events[0].Starved = 2 * shortWindow }},
 		{"recovery after a cluster's election", clustered, "cluster master SIGKILL, election", func(o *outcome) { o.Events[0].Recovery = recoveryBar + 1 }},
 		{"recovery after any other fault", durable, serverStopped, func(o *outcome) { o.Events[0].Recovery = recoveryBar + 1 }},

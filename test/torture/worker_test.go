@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -73,6 +74,7 @@ type record struct {
 	Woke   time.Duration    // how late the machine woke the caller, if it slept
 	N      int64            // tokens; if settled, used above the charge; if called, held in memory after the call; if closed, shards unheard until then
 	Result reservoir.Result // of a request
+	Gen    int64            // the generation of its window
 	Away   bool             // the circuit is open, by the last hook
 	Err    string           // the error of a request, a call or Close
 	Stats  *reservoir.Stats // of the limiter that was closed
@@ -138,8 +140,8 @@ type skewed struct {
 	by int64 // tokens per grant
 }
 
-func (s skewed) Sync(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	reply, err := s.Store.Sync(ctx, r)
+func (s skewed) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	reply, err := s.Store.Sync(ctx, q)
 	if reply.Grant > 1 {
 		reply.Grant += s.by
 	}
@@ -258,6 +260,7 @@ func (s *stream) request(n int64, woke time.Duration) record {
 	var err error
 	r.Result, err = s.limiter.AllowN(context.Background(), s.key, n)
 	r.Took = time.Since(r.At)
+	r.Gen = reflect.ValueOf(r.Result).FieldByName("gen").Int() // what Reset divides may end at one instant
 	s.note(r, err)
 	return r
 }
