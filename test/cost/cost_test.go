@@ -163,7 +163,7 @@ var statements = []struct {
 	peer bool
 }{
 	{"steady", false}, {"steady, 20 clients", false}, {"first contact", false}, {"opening", false}, {"refused", false},
-	{"direct, hot", false}, {"direct, new", false},
+	{"direct, hot", false}, {"direct, new", false}, {"no account, hot", false}, {"no account, new", false},
 	{"RATE, hot", true}, {"RATE, new", true}, {"redis_rate, hot", true}, {"redis_rate, new", true}, {"EVALSHA of nothing", true},
 	{"bytes, 1 client", false}, {"bytes, 20 clients", false}, {"arguments", false},
 }

@@ -131,8 +131,8 @@ var plenty = reservoir.Limit{Tokens: 1 << 40, Window: time.Hour}
 // long: each of 512 callers that are served from memory may run for 10 ms before a reply is read.
 func (r *rig) limiter(l reservoir.Limit, opts ...reservoir.Option) *reservoir.Limiter {
 	store := redisstore.New(r.client)
-	opts = append(opts, reservoir.WithFetchTimeout(time.Minute), reservoir.WithMaxKeys(math.MaxInt32))
-	limiter, err := reservoir.New(store, l, opts...)
+	all := append([]reservoir.Option{reservoir.WithFetchTimeout(time.Minute), reservoir.WithMaxKeys(math.MaxInt32)}, opts...)
+	limiter, err := reservoir.New(store, l, all...)
 	must(err)
 	r.open = append(r.open, func() {
 		_ = limiter.Close(r.ctx)
@@ -250,16 +250,11 @@ var statements = map[string]func(r *rig){
 		r.each(r.N, func(i int) { r.ask(a, key(i), true) })
 		r.counted(r.N, func(i int) { r.ask(b, key(i), false) })
 	},
-	"direct, hot": func(r *rig) {
-		l := r.limiter(plenty, reservoir.WithDirect())
-		r.each(workers, func(i int) { r.ask(l, key(i), true) })
-		r.counted(r.N, func(i int) { r.ask(l, key(i%workers), true) })
-	},
-	"direct, new": func(r *rig) {
-		l := r.limiter(plenty, reservoir.WithDirect())
-		r.each(workers, func(i int) { r.ask(l, "warm"+key(i), true) })
-		r.counted(r.N, func(i int) { r.ask(l, key(i), true) })
-	},
+	"direct, hot": func(r *rig) { r.direct(workers, reservoir.WithDirect()) },
+	"direct, new": func(r *rig) { r.direct(r.N, reservoir.WithDirect()) },
+	// Of keys past the bound the limiter knows nothing.
+	"no account, hot": func(r *rig) { r.direct(workers, reservoir.WithMaxKeys(0)) },
+	"no account, new": func(r *rig) { r.direct(r.N, reservoir.WithMaxKeys(0)) },
 
 	"RATE, hot":       func(r *rig) { r.bare(r.rate(), workers) },
 	"RATE, new":       func(r *rig) { r.bare(r.rate(), r.N) },
@@ -282,6 +277,16 @@ func (r *rig) steady(clients int) {
 	}
 	r.each(clients*workers, func(i int) { r.ask(all[i/workers], key(i%workers), true) })
 	r.counted(r.N, func(i int) { r.ask(all[i/workers%clients], key(i%workers), true) })
+}
+
+// direct counts what requests cost that are calls each, over so many keys.
+func (r *rig) direct(keys int, opt reservoir.Option) {
+	l := r.limiter(plenty, opt)
+	r.each(workers, func(i int) { r.ask(l, "warm"+key(i), true) })
+	if keys < r.N {
+		r.each(keys, func(i int) { r.ask(l, key(i), true) })
+	}
+	r.counted(r.N, func(i int) { r.ask(l, key(i%keys), true) })
 }
 
 // bare counts what calls without the library cost, over so many keys.
