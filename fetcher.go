@@ -126,8 +126,7 @@ func (s *storeCall) report() {
 	s.l.reportShard(s.shard)
 }
 
-// sync makes the statement q. If it is of another period than the calendar's by the store's clock, it is made once more,
-// by the reply's clock, and then once more.
+// sync makes the statement q.
 func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
 	err = s.do(ctx, func(ctx context.Context) (err error) {
 		r, err = s.syncOnly(ctx, q)
@@ -139,15 +138,12 @@ func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (r backend.R
 // syncOnly is the part of sync that is the store's.
 func (s *storeCall) syncOnly(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
 	s.Want = max(q.Want, q.Need, q.Change)
-	for range 3 {
-		s.l.env.Counts.Syncs.Add(1)
-		if r, err = s.l.store.Sync(ctx, *q); err != nil || !r.Astray || q.Client == "" && q.Change > 0 { // whose window is over
-			s.Granted = r.Grant
-			return r, err
-		}
-		q.Begin, q.End = key.Period(q.Limit, time.UnixMicro(r.Now))
+	s.l.env.Counts.Syncs.Add(1)
+	if r, err = s.l.store.Sync(ctx, *q); err == nil && r.Astray {
+		s.shard.SetClock(r.Now)
 	}
-	return r, &StoreError{Op: s.Op, Class: backend.Unavailable, KeyOnly: true, Err: key.ErrAstray}
+	s.Granted = r.Grant
+	return r, err
 }
 
 // syncRolling makes a statement about a rolling limit.
@@ -298,26 +294,41 @@ func (s *storeCall) giveUp() {
 	}
 }
 
-// alone makes a statement without an account for n tokens of a key that has no room in memory. It is sent once.
+// alone makes a statement without an account for n tokens of a key that has no room in memory. It is sent once, and again if the
+// store has done nothing, because its clock is in another period of the calendar.
 func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool) key.Verdict {
-	a, v := k.Alone(n, stay)
-	if v.Next != key.Call {
-		return v
+	for try := 1; ; try++ {
+		a, v := k.Alone(n, stay)
+		if v.Next != key.Call {
+			return v
+		}
+		r, sent, err := l.aloneOnce(ctx, &a)
+		if err == nil && r.Astray {
+			if try < key.MaxAstray {
+				continue
+			}
+			err = key.ErrorAstray()
+		}
+		return a.Answer(&r, sent, err, ctx.Err() != nil)
 	}
+}
+
+// aloneOnce makes the statement of a.
+func (l *Limiter) aloneOnce(ctx context.Context, a *key.Alone) (backend.Reply, int64, error) {
 	call := l.newCall(l.shardOf(a.Req.Key), a.Req.Key, StoreCall{Op: "sync"})
 	a.Req.Detached = true
 	late := func(r backend.Reply, err error) { // its caller has left
 		if err == nil {
 			l.env.Counts.Expire(r.Grant)
 		}
-		l.unknown(err, n)
+		l.unknown(err, a.Req.Need)
 	}
 	q := a.Req // the call's own, which may go on
 	r, err := detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, late)
 	if err != nil && !call.abandoned() {
-		l.unknown(err, n)
+		l.unknown(err, a.Req.Need)
 	}
-	return a.Answer(&r, call.trip.Sent, err, ctx.Err() != nil)
+	return r, call.trip.Sent, err
 }
 
 // overdraw charges n tokens, without an account, that were used above the charge of a key that was forgotten since, if that

@@ -65,8 +65,16 @@ var (
 	errOpen    = errors.New("the circuit is open") // joined with the cause of the failure that opened it
 	ErrSilent  = errors.New("no answer within the fetch timeout")
 	ErrTooSlow = errors.New("replies take longer than the window")
-	ErrAstray  = errors.New("the store's clock and the calendar's period do not agree")
+	errAstray  = errors.New("the store's clock and the calendar's period do not agree")
 )
+
+// MaxAstray is how many statements in a row may name another period of the calendar than the store's.
+const MaxAstray = 3
+
+// ErrorAstray is the error of the last of these.
+func ErrorAstray() error {
+	return &backend.Error{Op: "sync", Class: backend.Unavailable, KeyOnly: true, Err: errAstray}
+}
 
 // Outage reports whether err is a failure of the store that may be over soon.
 func Outage(err error) bool {

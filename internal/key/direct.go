@@ -47,7 +47,7 @@ func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
 		return a, k.env.TooMuch(*limit)
 	}
 	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Need: n}}
-	a.Req.Begin, a.Req.End = Period(*limit, time.Now())
+	a.Req.Begin, a.Req.End = Period(*limit, k.shard.Clock())
 	return a, Verdict{Next: Call}
 }
 

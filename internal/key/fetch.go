@@ -107,7 +107,7 @@ func (f *Fetch) state(now int64) {
 	w, limit := k.lease.Load(), k.Limit()
 	q := &f.Req
 	*q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: limit.Plain(), Runs: w.Alive(now)}
-	q.Begin, q.End = Period(*limit, time.Now())
+	q.Begin, q.End = Period(*limit, k.shard.Clock())
 	q.Pace, q.Leaving = k.use.demand().PerWindow(*limit), k.idle()
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = k.free()
@@ -217,9 +217,6 @@ func (f *Fetch) Begin() error {
 	return nil
 }
 
-// Correct moves the statement to the calendar's period by the store's clock, Unix us.
-func (f *Fetch) Correct(now int64) { f.Req.Begin, f.Req.End = Period(f.Req.Limit, time.UnixMicro(now)) }
-
 // Trip is how the call of a fetch has ended.
 type Trip struct {
 	Made      bool // it was made
@@ -242,7 +239,15 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
 			f.countUnserved(now)
+		case reply.Astray: // nothing was done; the next one goes by the store's clock
+			if k.usage().astray++; k.use.astray == MaxAstray {
+				k.use.astray, err = 0, ErrorAstray()
+				received = f.failed(now, err) > 0
+			}
 		default:
+			if k.use != nil {
+				k.use.astray = 0
+			}
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.awaits(c, reply, now)
 			f.apply(reply, waits, c.Sent, now)

@@ -27,6 +27,7 @@ type Shard struct {
 	env    *Env
 	lanes  [next.Classes]lane // of keys that want calls which no request waits for
 	outage atomic.Pointer[outageError]
+	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
 	mu           sync.Mutex
 	timer        *time.Timer // of the next probe, while the circuit is open
@@ -132,6 +133,12 @@ func (f *Fetch) bound(how slots.Outcome) {
 	}
 	f.late = time.AfterFunc(f.k.env.Timeout+Slack, func() { f.slot.free(how, 0) })
 }
+
+// Clock is the time by the store's clock, as far as this process knows. A calendar's period is that of this time.
+func (s *Shard) Clock() time.Time { return time.Now().Add(time.Duration(s.ahead.Load())) }
+
+// SetClock records that the store's clock shows now, Unix us.
+func (s *Shard) SetClock(now int64) { s.ahead.Store(int64(time.Until(time.UnixMicro(now)))) }
 
 // LineUp lets all keys in the lines stand in line anew, if they still need to: while the
 // circuit is open, some are forgotten, and some move to another shard.
