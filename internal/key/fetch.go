@@ -204,12 +204,12 @@ func (f *Fetch) relimit() {
 	q.Want, q.Need, q.Least, q.Pace, q.Run = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most), min(q.Run, most)
 }
 
-// Begin brings the statement up to date, immediately before it is sent. It may ask for the
+// Begin brings the statement up to date, immediately before it is sent. Unless the key leaves, it may ask for the
 // key's limit, and returns the error of that.
 func (f *Fetch) Begin() error {
-	if f.k.env.Varies() {
+	if f.k.env.Varies() && !f.Req.Leaving {
 		f.bound(slots.Unused)
-		if _, err := f.k.AskLimit(f); err != nil && !f.Req.Leaving { // it may block or panic
+		if _, err := f.k.AskLimit(f); err != nil { // it may block or panic
 			return err
 		}
 	}
