@@ -205,6 +205,10 @@ func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) 
 			if err := pause(ctx, wait, l.life.Done()); err != nil {
 				return Result{}, nil, err
 			}
+			if !stay {
+				r, err := l.atOnce(ctx, name, n)
+				return r, nil, err
+			}
 		}
 		k, limit, err := l.find(name)
 		if err != nil {
@@ -219,6 +223,24 @@ func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) 
 		}
 		return r, k, err
 	}
+}
+
+// atOnce decides by the limit that the key has now, without its state.
+func (l *Limiter) atOnce(ctx context.Context, name string, n int64) (r Result, err error) {
+	limit, err := l.limitOf(name)
+	if err != nil {
+		return r, err
+	}
+	a, special := key.AnswerSpecial(limit)
+	if r = resultOf(nil, &a); !special {
+		r, err = l.takeOutside(ctx, name, limit, n, false)
+	} else if !r.Allowed {
+		l.env.Counts.Denied.Add(1)
+	}
+	if r.Shadowed && err == nil {
+		l.pass(&r)
+	}
+	return r, err
 }
 
 // request is one pass of acquire: with k, the key's state, or without one under limit. It
