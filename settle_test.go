@@ -620,7 +620,7 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 func TestForgottenDuringADirectCall(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
 		net := testnet.Far(40 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(5).Rolling(), reservoir.WithDirect(), reservoir.WithIdle(20*time.Millisecond), reservoir.WithFailOpen())
+		l := open(t, net, reservoir.PerHour(5).Rolling(), reservoir.WithDirect(), reservoir.WithIdle(10*time.Millisecond), reservoir.WithFailOpen())
 		require.True(t, allow(t, l, "k", 5).Allowed)
 		require.False(t, allow(t, l, "k", 5).Allowed)
 		assert.EqualValues(t, 1, l.Stats().Denied)
