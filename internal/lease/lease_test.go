@@ -15,10 +15,12 @@ import (
 
 const ms = int64(time.Millisecond)
 
+var w = backend.Window{End: 1}
+
 // TestBounds: of several readings the closest bounds count, but they do not pass each
 // other, though the store counts in microseconds and its clock may be set.
 func TestBounds(t *testing.T) {
-	l := New(1)
+	l := New(w)
 	assert.False(t, l.Alive(0), "it has no end yet")
 	assert.False(t, l.Over(1<<60))
 	for _, row := range []struct {
@@ -43,24 +45,29 @@ func TestBounds(t *testing.T) {
 	assert.Equal(t, time.Duration(1), l.RetryAfter(20*ms))
 }
 
-// TestGuess: the store's first reading replaces a guess, whichever of them is later.
-func TestGuess(t *testing.T) {
-	for _, guess := range []time.Duration{time.Second, time.Hour} {
-		assert.False(t, (*Lease)(nil).Guessed())
-		l, read := New(1), New(1)
-		l.Guess(backend.State{Left: guess}, 0)
-		assert.True(t, l.Alive(ms))
-		for range 2 {
-			for _, l := range []*Lease{l, read} {
-				l.Apply(backend.State{Left: time.Minute}, 0, ms, 2*ms)
-			}
-			assert.Equal(t, []int64{read.Deadline(), read.reset.Load(), read.LatestEnd()}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()})
+// TestDoubt: nothing is spent after a doubt until a reading says that the window is open that was requested then or later, also
+// of another lease.
+func TestDoubt(t *testing.T) {
+	for _, next := range []bool{false, true} {
+		l := New(w)
+		l.Apply(backend.State{Left: time.Second}, 0, 0, ms)
+		assert.True(t, l.Alive(3*ms) && !l.Doubted())
+		l.Doubt(4 * ms)
+		if next {
+			l = l.Next(backend.Window{End: 2})
+			assert.False(t, New(w).Next(l.Window).Doubted())
 		}
+		l.Apply(backend.State{Left: time.Second}, 0, 4*ms-1, 5*ms)
+		assert.True(t, l.Doubted())
+		assert.False(t, l.Alive(5*ms), "the reply may have left the store before")
+		l.Apply(backend.State{Left: time.Second}, 0, 4*ms, 6*ms)
+		assert.True(t, l.Alive(6*ms) && !l.Doubted())
 	}
+	assert.False(t, (*Lease)(nil).Doubted())
 }
 
 func TestStock(t *testing.T) {
-	l := New(1)
+	l := New(w)
 	l.Publish(10, 0)
 	left, ok := l.Spend(4)
 	assert.True(t, ok)
@@ -94,7 +101,7 @@ func TestStock(t *testing.T) {
 
 // TestClaimReorder: of all who see the stock at the re-order point, one must order.
 func TestClaimReorder(t *testing.T) {
-	l := New(1)
+	l := New(w)
 	assert.False(t, l.ClaimReorder(0), "there is none")
 	l.SetReorder(3)
 	assert.False(t, l.ClaimReorder(4))
@@ -111,17 +118,13 @@ func TestClaimReorder(t *testing.T) {
 	assert.True(t, l.OrderDue())
 	l.CancelOrder()
 	assert.False(t, l.OrderDue())
-	l.Guess(backend.State{Left: time.Second}, 0)
-	l.CancelOrder()
-	assert.True(t, l.Guessed())
-	assert.False(t, l.ClaimReorder(0), "a guess needs a reading first")
 	assert.False(t, (*Lease)(nil).OrderDue())
 	(*Lease)(nil).CancelOrder()
 }
 
 // TestDenies: by the stock and by what the store has left.
 func TestDenies(t *testing.T) {
-	l := New(1)
+	l := New(w)
 	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0, 0)
 	l.Publish(3, 0)
 	assert.False(t, l.Denies(9, 0), "not known")
@@ -140,7 +143,7 @@ func TestDenies(t *testing.T) {
 // the stock. None stores an instant that it has seen, whatever the instant is.
 func TestDenialsDiffer(t *testing.T) {
 	for _, until := range []int64{1, 998, 999, 1000, 1499, 1999, 1<<20 - 1, 1 << 40, 1<<62 - 1} {
-		l, seen := New(1), map[int64]bool{}
+		l, seen := New(w), map[int64]bool{}
 		for i := range 500 {
 			if i%3 == 0 {
 				l.Reserve()
@@ -159,7 +162,7 @@ func TestDenialsDiffer(t *testing.T) {
 // a request of one. Nobody is refused.
 func TestNoFalseRefusal(t *testing.T) {
 	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
-		l := New(1)
+		l := New(w)
 		l.Apply(backend.State{Left: time.Hour}, 0, 0, 0)
 		l.Publish(1, until)
 		var stop atomic.Bool
@@ -192,7 +195,7 @@ func TestNoFalseRefusal(t *testing.T) {
 // is spent as was put in.
 func TestSpendIsExact(t *testing.T) {
 	const tokens = 60_000
-	l := New(1)
+	l := New(w)
 	var spent atomic.Int64
 	var done atomic.Bool
 	var wg sync.WaitGroup
