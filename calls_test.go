@@ -580,26 +580,6 @@ func TestDirectRefusalAgreesWithItself(t *testing.T) {
 	})
 }
 
-// At the reset no client has stated its account with the new window. How many share the key is known of the
-// window before, until more come: it decides what each may leave idle.
-func TestPeersOutlastTheReset(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var said []int64
-		net := testnet.Far(0)
-		net.Reply = func(reply any) { said = append(said, reply.(*backend.Reply).Clients) }
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
-		for _, other := range fleet(t, 4, net.Store(), reservoir.PerMinute(1000)) {
-			allow(t, other, "k", 1)
-		}
-		allow(t, l, "k", 1)
-		time.Sleep(61 * time.Second)
-		for range 3 {
-			allow(t, l, "k", 1)
-		}
-		require.Equal(t, []int64{5, 5, 5, 5}, said)
-	})
-}
-
 // line is callers of one key that came one after the other.
 type line struct {
 	t  *testing.T

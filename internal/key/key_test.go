@@ -3,6 +3,7 @@ package key
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,6 +29,7 @@ type rig struct {
 	store backend.Store
 	limit backend.Limit
 	away  atomic.Bool
+	lives int64 // of other processes' accounts
 }
 
 func newRig(limit backend.Limit) *rig {
@@ -47,13 +49,13 @@ func (r *rig) Send(f *Fetch) {
 	defer r.env.Calls.End()
 	trip := Trip{Made: true, Sent: r.env.Clock.Now()}
 	err := f.Begin()
-	var reply backend.SyncReply
+	var reply Reply
 	time.Sleep(time.Millisecond)
 	if r.away.Load() {
 		err = &backend.Error{Op: "sync", Err: errors.New("away")}
 	}
 	if err == nil {
-		reply, err = r.store.Sync(context.Background(), f.Req)
+		reply.Reply, err = r.store.Sync(context.Background(), f.Req)
 	}
 	trip.End = r.env.Clock.Now()
 	f.End(trip, reply, err)
@@ -61,13 +63,13 @@ func (r *rig) Send(f *Fetch) {
 
 // other takes n tokens for another process.
 func (r *rig) other(t *testing.T, n int64) {
-	_, err := r.store.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "other.1", Limit: r.limit, Want: n, Exact: true})
+	r.lives++
+	_, err := r.store.Sync(t.Context(), backend.Statement{Key: "k", Client: fmt.Sprint("other.", r.lives), Life: 1, Seq: 1, Limit: r.limit, Want: n, Hints: backend.Hints{Exact: true}})
 	require.NoError(t, err)
 }
 
 // forget visits the key twice without a request in between.
 func (r *rig) forget(k *Key) {
-	r.env.Epoch.Add(1)
 	k.Visit()
 	k.Visit()
 	time.Sleep(2 * time.Millisecond)
@@ -94,6 +96,9 @@ func withKey(t *testing.T, name string, f func(t *testing.T, r *rig, k *Key)) {
 		})
 	})
 }
+
+// hourly is a limit in another counter than that of withKey.
+var hourly = backend.Limit{Tokens: 1000, Window: time.Hour}
 
 // TestPhases: what each event makes of a key.
 func TestPhases(t *testing.T) {
@@ -149,6 +154,22 @@ func TestPhases(t *testing.T) {
 			r.ask(t, k, 1)
 			r.forget(k)
 		}, phaseRetired, true},
+		{"a limit of another length, and no answer", func(t *testing.T, r *rig, k *Key) {
+			r.ask(t, k, 1)
+			r.away.Store(true)
+			k.Relimit(hourly)
+			assert.Nil(t, r.env.Find("k"))
+		}, phaseLeaving, true},
+		{"the same, and the answer", func(t *testing.T, r *rig, k *Key) {
+			r.ask(t, k, 1)
+			k.Relimit(hourly)
+			time.Sleep(2 * time.Millisecond)
+		}, phaseRetired, true},
+		{"a block, and the answer", func(t *testing.T, r *rig, k *Key) {
+			r.ask(t, k, 1)
+			k.Relimit(backend.Limit{Tokens: BlockTokens})
+			time.Sleep(2 * time.Millisecond)
+		}, phaseRetired, true},
 		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, phaseRetired, true},
 	} {
 		withKey(t, c.name, func(t *testing.T, r *rig, k *Key) {
@@ -199,4 +220,63 @@ func TestFactsChangeNothing(t *testing.T) {
 		assert.Equal(t, k.facts(now, unchanged), k.facts(now, unchanged))
 		assert.Equal(t, before, *k.use.demand())
 	})
+}
+
+// TestPeersOutlastTheReset: at the reset no other process has stated its account with the new window. How many share the key is
+// known of the window before, until more come: it decides what each may leave idle.
+func TestPeersOutlastTheReset(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		clients := func() uint16 {
+			r.ask(t, k, 1)
+			synctest.Wait()
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return k.clients
+		}
+		for range 4 {
+			r.other(t, 1)
+		}
+		require.EqualValues(t, 5, clients())
+		time.Sleep(61 * time.Second)
+		require.EqualValues(t, 5, clients())
+		time.Sleep(61 * time.Second)
+		require.EqualValues(t, 1, clients(), "they have not come back")
+	})
+}
+
+// TestLeavers: a key that leaves its counter is in memory until the store has confirmed what it gave back, and counts until
+// then. There is a most of them: one more is forgotten at once, and what it holds expires.
+func TestLeavers(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		withKey(t, fmt.Sprint("full=", full), func(t *testing.T, r *rig, k *Key) {
+			r.ask(t, k, 10)
+			r.ask(t, k, 1)
+			synctest.Wait() // the event ends after its answer
+			held := k.Lease().Stock()
+			require.Positive(t, held)
+			if full {
+				for range mostLeavers {
+					require.True(t, r.env.leavers.add(new(Key)))
+				}
+			}
+			r.away.Store(true)
+			k.Relimit(hourly)
+			require.Nil(t, r.env.Find("k"))
+			figures, kept := k.Figures()
+			require.Equal(t, !full, kept)
+			if full {
+				require.Equal(t, held, r.env.Counts.Expired.Load())
+				return
+			}
+			require.True(t, figures.Parted)
+			require.Equal(t, held, figures.Held+figures.Returning)
+			time.Sleep(time.Second)
+			r.away.Store(false)
+			time.Sleep(2 * LongestPause)
+			_, kept = k.Figures()
+			require.False(t, kept)
+			require.Equal(t, held, r.env.Counts.Returned.Load())
+			require.Empty(t, r.env.leavers.keys)
+		})
+	}
 }
