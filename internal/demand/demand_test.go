@@ -125,26 +125,62 @@ func TestUse(t *testing.T) {
 	none.Asked(1, 1)
 }
 
-// TestRun: tokens got in a row, less what others got meanwhile, in one window.
+// TestRun: tokens got in a row, less what others got meanwhile, in one window, and not by the present visit.
 func TestRun(t *testing.T) {
-	d := at(10, 1)
+	d, now := at(10, 1), int64(s)
+	run := func() int64 {
+		now += int64(s)
+		d.Ordered(now, s/10, 1)
+		return d.Run()
+	}
 	d.Got(3, 500) // what others got before it counts for nothing
 	d.Got(5, 0)
-	assert.EqualValues(t, 8, d.Run())
+	assert.EqualValues(t, 8, run())
 	d.Got(2, 6)
-	assert.EqualValues(t, 4, d.Run())
+	assert.EqualValues(t, 2, d.Run(), "of the visits before")
+	assert.EqualValues(t, 4, run())
 	d.Got(2, -7) // others gave back
-	assert.EqualValues(t, 6, d.Run())
+	assert.EqualValues(t, 6, run())
 	d.EndRun()
 	assert.Zero(t, d.Run())
 	d.Got(2, 0)
 	d.Opened(limit.Window, 7, 3)
-	assert.Zero(t, d.Run())
+	assert.Zero(t, run())
 
 	var none *Demand
 	none.Got(1, 0)
 	none.EndRun()
+	none.Ordered(1, 1, 1)
 	assert.Zero(t, none.Run())
+}
+
+// TestVisit: callers of orders that are not two lead times apart from the first one are one visit. The usual visit grows at
+// once, and shrinks slowly.
+func TestVisit(t *testing.T) {
+	const lead = 10 * time.Millisecond
+	d, now := at(10, 3), int64(s)
+	visit := func(callers ...int64) float64 {
+		for i, n := range callers {
+			d.Ordered(now+int64(2*lead)*int64(i)/int64(len(callers)), lead, n)
+		}
+		now += int64(2*lead) + 1
+		return d.Visit() / d.Size()
+	}
+	assert.EqualValues(t, 1, d.Visit()/d.Size(), "nothing is known")
+	assert.EqualValues(t, 1, visit(1))
+	assert.EqualValues(t, 1, visit(1), "or two of them would be one")
+	assert.InDelta(t, 10.0, visit(8, 1, 1), 5)
+	for range 5 {
+		visit(8, 1, 1)
+	}
+	assert.InDelta(t, 10.0, visit(8, 1, 1), 0.2)
+	assert.Greater(t, visit(1), 9.8, "it may not be over")
+	assert.InDelta(t, 10-9.0/visitWeight, visit(1), 0.2)
+	for range 100 {
+		visit(1)
+	}
+	assert.InDelta(t, 1, visit(1), 0.01)
+	assert.EqualValues(t, 1, (*Demand)(nil).Visit())
 }
 
 // TestSoon: a burst says less of what comes the longer ago it was, without an observation.
