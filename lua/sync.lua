@@ -273,7 +273,7 @@ if want > 0 and rest >= least then
   local target = want
   if how % 2 == 1 then
     if need > 0 and calls > 0 then target = need end   -- others may wait for what came back, too
-  elseif pace == 0 or want > need then                 -- else the client gets no more than it needs, and no less
+  elseif want > need then                              -- else the client gets no more than it needs, and no less
     local floor, min, max = math.floor, math.min, math.max
     local peers = max(clients, before, 1)
     local base, share, divisor = limit / (20 * peers), 1 / peers, 1
@@ -297,10 +297,7 @@ if want > 0 and rest >= least then
       part = mine                                      -- what it has, or would have had at its pace
       if pace > 0 then part = max(part, pace * (max(length - (stop * 1000 - now) / 1000, 0) / length)) end
       local top = max(floor(min(free * max(min((part + prior) / (used + prior * peers), 1), share) / divisor, most)), base, need)
-      if pace == 0 and target < base then target = base end  -- a newcomer does not know its peers
       if target > top then target = top end
-    elseif pace == 0 and target < base then
-      target = base
     end
   end
   if target > rest then target = rest end

@@ -26,7 +26,17 @@ type Demand struct {
 	lasted     time.Duration // the same for the window before; 0 = unknown
 	opened     int64         // tokens spent in all when the window began
 	denied     int64         // requests refused in all when the window began
-	run        int64         // tokens got in a row, see Run
+	run        int64         // tokens got in a row
+	before     int64         // the part of it that was got before the present visit
+	visit      visit
+}
+
+// visit is the callers of orders within two lead times: a burst makes one visit, whose callers get
+// their tokens by about two calls.
+type visit struct {
+	at      int64   // of the first order
+	callers int64   // in it
+	mean    float64 // callers of a visit
 }
 
 // rateEstimate estimates the rate at which tokens are used.
@@ -51,6 +61,7 @@ const (
 	recentPart  = 60              // of the window: the shortest memory of the recent rate; memoryPart is the longest
 	recentCount = 20              // requests that the recent rate should span
 	trust       = 3               // the largest batch in the first window of a key, in multiples of the tokens seen: its callers may soon be elsewhere
+	visitWeight = 8               // visits: the memory of their size
 	sizeWeight  = 4               // observations: the memory of the size of large requests
 )
 
@@ -182,29 +193,61 @@ func (d *Demand) Skip(n int64) {
 // Opened records that a window has begun, and the tokens spent and requests refused by then.
 func (d *Demand) Opened(window time.Duration, spent, denied int64) {
 	d.lasted, d.lasts, d.exhausted = d.lasts, window, 0
-	d.opened, d.denied, d.run = spent, denied, 0
+	d.opened, d.denied, d.run, d.before = spent, denied, 0, 0
 }
 
 // Got records a grant, and how many tokens of the window others got since the last one.
 func (d *Demand) Got(grant, others int64) {
 	if d != nil {
-		d.run = max(d.run-max(others, 0), 0) + grant
+		d.run = max(d.run-max(others, 0), 0)
+		d.before = min(d.before, d.run)
+		d.run += grant
 	}
 }
 
-// Run is how many tokens of the window were got in a row: what others got meanwhile counts
+// Visit is how many tokens callers ask for in one visit, about.
+func (d *Demand) Visit() float64 {
+	if d == nil {
+		return 1
+	}
+	return max(d.visit.mean, 1) * d.size
+}
+
+// Ordered records an order at now, for so many callers who were in no order before.
+func (d *Demand) Ordered(now int64, lead time.Duration, callers int64) {
+	if d == nil {
+		return
+	}
+	v := &d.visit
+	if now-v.at > 2*int64(lead) {
+		v.end()
+		v.at, d.before = now, d.run
+	}
+	v.callers += callers
+	v.mean = max(v.mean, (v.mean+float64(v.callers))/2)
+}
+
+// end ends a visit. A small one weighs little, because a stock may have served a part of it.
+func (v *visit) end() {
+	if v.callers > 0 {
+		v.mean += min(float64(v.callers)-v.mean, 0) / visitWeight
+	}
+	v.callers = 0
+}
+
+// Run is how many tokens of the window were got in a row, in visits before this one: what others got meanwhile counts
 // against it, and EndRun ends it.
 func (d *Demand) Run() int64 {
 	if d == nil {
 		return 0
 	}
-	return d.run
+	return d.before
 }
 
 // EndRun ends the run, because others want the tokens.
 func (d *Demand) EndRun() {
 	if d != nil {
-		d.run = 0
+		d.run, d.before = 0, 0
 	}
 }
 

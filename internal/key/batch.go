@@ -48,6 +48,9 @@ func (s *situation) reorder() int64 {
 	if most := s.Sizing.Max; most > 0 {
 		at = min(at, mostAhead*min(most, s.limit.Tokens))
 	}
+	if s.guided() && !s.limit.Rolls { // or there would be no room for the batch
+		at = min(at, s.most()/2)
+	}
 	return at
 }
 
@@ -64,6 +67,12 @@ func (s *situation) exact() bool {
 	most := s.Sizing.Max
 	return !s.guided() || s.small || most > 0 && most < s.floor() && !s.demand.Known()
 }
+
+// most is how many tokens may lie idle here after a grant: a tenth of the limit, or three usual requests, so that a
+// crash costs little. A batch that the user wants is not cut.
+func (s *situation) most() int64 { return max(idleMost(s.limit.Tokens, s.demand), s.Sizing.Min) }
+
+func idleMost(limit int64, d *demand.Demand) int64 { return max(limit/10, int64(3*d.Size())) }
 
 // floor is the smallest batch that is worth a call.
 func (s *situation) floor() int64 { return demand.Floor(s.limit.Tokens, s.peers) }

@@ -74,6 +74,8 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		} else {
 			k.usage().observe(k, now)
 		}
+		k.use.demand().Ordered(now, k.shard.Lead(), k.queued().joined)
+		k.queue.joined = 0
 	}
 	f.state(now)
 	if f.asks() {
@@ -171,6 +173,9 @@ func (f *Fetch) size(probe int64) {
 	}
 	q.Exact = s.exact()
 	f.goOn(&s)
+	if s.guided() && !s.limit.Rolls { // what is idle here already counts
+		q.Want = min(q.Want, q.Need+max(s.most()-k.free(), 0))
+	}
 	s.demand.Asked(q.Want, k.spent())
 }
 

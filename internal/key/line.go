@@ -21,6 +21,7 @@ type queue struct {
 	reserved int64  // tokens of the lease, for the line
 	fetch    *Fetch // there is one at a time; nil = none
 	unserved int    // fetches in a row that served nobody
+	joined   int64  // callers who have come since the last order
 
 	asked      uint64 // the failure policy has no answer for the callers in line up to this one, but Rejected
 	policyLeft int64  // tokens that it still admitted when they were asked about
@@ -150,6 +151,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
 		}
 		k.queued().line.Push(w)
+		k.queue.joined++
 		return changed
 	})
 	return w, v

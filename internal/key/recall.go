@@ -11,8 +11,8 @@ import (
 // This file has recall: tokens that lie idle in other processes come back before this one
 // refuses, and those that lie idle here go back when others want them.
 
-// smallPart is how many requests each process' part of the limit must serve at least, so that
-// batches are worth their calls.
+// smallPart is how many visits each process' part of the limit must serve at least, so that
+// batches are worth their calls. What callers need exactly costs about two calls a visit.
 const smallPart = 5
 
 // smallRolling is the same of a rolling limit, whose unspent tokens count for longer. Its requests
@@ -31,9 +31,12 @@ func (k *Key) rollsAlone(now int64) bool {
 // Then the store grants what callers wait for, and nothing is ordered ahead.
 func (k *Key) small() bool {
 	t := k.Limit()
-	part := smallPart * k.use.demand().Size()
+	visit := k.use.demand().Visit()
+	part := smallPart * visit
 	if t.Rolls {
 		part = smallRolling
+	} else if float64(idleMost(t.Tokens, k.use.demand())) < visit {
+		return k.env.guided()
 	}
 	return k.env.guided() && float64(t.Tokens) < part*float64(max(k.clients, 1))
 }

@@ -41,11 +41,7 @@ func (s *step) target() int64 {
 	all := float64(out) + float64(prior*float64(peers)) // rounded as Lua does: no fused multiply-add
 	share := max(min((part+prior)/all, 1), least)
 	most := max(int64(min(free*share/divisor, backend.MaxTokens)), floor)
-	want := s.Want
-	if s.Pace == 0 { // a newcomer does not know its peers
-		want = max(want, floor)
-	}
-	return min(want, max(most, s.Need))
+	return min(s.Want, max(most, s.Need))
 }
 
 // passed is the part of the window that is over.
