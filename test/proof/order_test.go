@@ -25,7 +25,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/account"
-	"github.com/go-reservoir/reservoir/internal/counter"
+	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
 	"github.com/go-reservoir/reservoir/internal/redistest"
@@ -45,64 +45,57 @@ var base = time.Now().Add(time.Hour).Truncate(time.Second).UnixMicro()
 
 // request is one operation on one key.
 type request struct {
-	op     string // sync, take, check, settle, reset or lose
-	key    string
-	now    int64 // by the store's clock, Unix us
-	limit  backend.Limit
-	tokens int64 // of a take or a settlement
-	window backend.Window
-	sync   backend.SyncRequest
+	op    string // sync, direct, overrun, check, reset or lose
+	key   string
+	now   int64 // by the store's clock, Unix us
+	limit backend.Limit
+	sync  backend.Statement // of sync, and without a client of direct and overrun
 }
 
-func (q request) take() backend.TakeRequest {
-	return backend.TakeRequest{Key: q.key, Limit: q.limit, Tokens: q.tokens}
-}
+// states reports whether q is a statement.
+func (q request) states() bool { return q.op == "sync" || q.op == "direct" || q.op == "overrun" }
 
-func (q request) settle() backend.SettleRequest {
-	return backend.SettleRequest{Key: q.key, Window: q.window, Tokens: q.tokens, Limit: q.limit.Tokens}
-}
-
-func (q request) reset() backend.ResetRequest {
-	return backend.ResetRequest{Key: q.key, Limit: q.limit}
+// direct makes of q a statement without a client, which needs tokens or, if window is given, has used them.
+func (q request) direct(tokens int64, window backend.Window) request {
+	q.op, q.sync = "direct", backend.Statement{Key: q.key, Limit: q.limit, Need: tokens}
+	if window.End != 0 {
+		q.op, q.sync.Need, q.sync.Change, q.sync.Window = "overrun", 0, tokens, window
+	}
+	return q
 }
 
 // reply is the result of an operation. An unknown one may have been anything.
 type reply struct {
 	unknown bool
 	state   backend.State
-	take    backend.TakeReply
-	settle  backend.SettleReply
-	sync    backend.SyncReply
+	void    backend.Window
+	sync    backend.Reply
 }
 
 // step carries out q on a copy of c and reports whether r is the right reply.
-func step(c counter.Counter, q request, r reply) (bool, counter.Counter) {
+func step(c ledger.Counter, q request, r reply) (bool, ledger.Counter) {
 	c = c.Clone()
 	want := reply{unknown: r.unknown}
-	switch q.op {
-	case "sync":
+	switch {
+	case q.states():
 		want.sync, _ = c.Sync(q.sync, q.now)
-	case "take":
-		want.take = c.Take(q.take(), q.now)
-	case "check":
+	case q.op == "check":
 		want.state = c.Check(q.limit, q.now)
-	case "settle":
-		want.settle = c.Settle(q.settle(), q.now)
-	case "reset":
-		want.state = c.Reset(q.reset(), q.now)
+	case q.op == "reset":
+		want.void, _ = c.Reset(q.limit.Window.Milliseconds(), q.now)
 	default:
-		c = counter.Counter{}
+		c = ledger.Counter{}
 	}
 	return r.unknown || r == want, c
 }
 
-// rules are the steps of package counter. Some order of all operations, in which none is
+// rules are the steps of package ledger. Some order of all operations, in which none is
 // before another that had returned before it was called, must explain every reply.
 // The suite in backendtest compares the scripts with the same steps, one by one.
 var rules = porcupine.Model{
-	Init: func() any { return counter.Counter{} },
+	Init: func() any { return ledger.Counter{} },
 	Step: func(s, in, out any) (bool, any) {
-		return step(s.(counter.Counter), in.(request), out.(reply))
+		return step(s.(ledger.Counter), in.(request), out.(reply))
 	},
 	Equal: reflect.DeepEqual,
 	Partition: func(history []porcupine.Operation) (list [][]porcupine.Operation) {
@@ -134,7 +127,7 @@ type crowd struct {
 	history []porcupine.Operation
 	wrong   string // what an account said that is not so
 	faults  int
-	tickets []request // takes that may be settled
+	tickets []request // overruns of direct calls that may be charged
 	letters []request // statements that may arrive again
 	seen    map[string]int
 	logs    map[string]*naive.Log // by key
@@ -217,15 +210,15 @@ func (c *crowd) client(who, each int, rnd *randv2.Rand) {
 			c.judge(key, func(l *naive.Log) error { return h.GiveBack(c.limit, l, who, back) })
 			c.saw("give-back", true)
 		}
-		if h.Window != 0 && rnd.IntN(8) == 0 {
+		if h.Window.End != 0 && rnd.IntN(8) == 0 {
 			for range 1 + rnd.Int64N(5) {
 				c.judge(key, func(l *naive.Log) error { h.Declare(c.limit, l, who, now); return nil })
 			}
 			c.saw("overrun", true)
 		}
 		want := rnd.Int64N(c.limit.Tokens/[]int64{1, 4, 4}[rnd.IntN(3)] + 2)
-		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: h.Ask(c.limit, key, fmt.Sprint(who), want)}
-		q.sync.Need, q.sync.Exact, q.sync.Idle = rnd.Int64N(want+1), rnd.IntN(3) == 0, 0
+		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), want, now).Fixed}
+		q.sync.Need, q.sync.Exact, q.sync.Deaf = rnd.Int64N(want+1), rnd.IntN(3) == 0, false
 		if r := c.send(q, c.fate(rnd)); !r.unknown {
 			c.apply(who, key, h, q, r.sync)
 		}
@@ -233,9 +226,9 @@ func (c *crowd) client(who, each int, rnd *randv2.Rand) {
 }
 
 // apply applies a reply to h, and compares the account with what has happened.
-func (c *crowd) apply(who int, key string, h *holder, q request, r backend.SyncReply) {
+func (c *crowd) apply(who int, key string, h *holder, q request, r backend.Reply) {
 	c.judge(key, func(l *naive.Log) error {
-		return h.Apply(c.limit, l, who, hand.Call{Q: q.sync, R: r, Sent: q.now}, q.now)
+		return h.Apply(c.limit, l, who, hand.Call{Q: hand.Statement{Fixed: &q.sync}, R: hand.Reply{Fixed: &r}, Sent: q.now}, q.now)
 	})
 	m := h.Moved
 	h.paid += m.Taken - r.Grant
@@ -250,8 +243,9 @@ func (c *crowd) apply(who int, key string, h *holder, q request, r backend.SyncR
 
 // settle makes h's last statement, on a good network. Then nothing is outstanding.
 func (c *crowd) settle(who int, key string, h *holder) {
-	q := request{op: "sync", key: key, limit: c.limit, now: base + c.clock.Load(), sync: h.Ask(c.limit, key, fmt.Sprint(who), 0)}
-	q.sync.Exact, q.sync.Idle = false, 0
+	now := base + c.clock.Load()
+	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), 0, now).Fixed}
+	q.sync.Exact, q.sync.Deaf = false, false
 	c.apply(who, key, h, q, c.send(q, "").sync)
 	c.that(!h.Account.Outstanding(), "%+v is outstanding", h)
 }
@@ -272,28 +266,29 @@ func (c *crowd) rest() {
 // it was charged.
 func (c *crowd) note(q request, r reply, made bool) {
 	const who = clients
-	w := hand.Name(c.limit, q.window, 0)
+	w := hand.Name(c.limit, r.sync.Window, 0)
 	c.judge(q.key, func(l *naive.Log) error {
 		switch {
 		case q.op == "lose" && !made:
 			l.Losses = append(l.Losses, base)
 		case q.op == "reset" && !made:
 			l.Resets = append(l.Resets, base)
-		case q.op == "settle" && q.tokens < 0 && !made:
-			_ = l.Refund(base, who, w, -q.tokens)
-			return l.Return(who, w, -q.tokens)
-		case q.op == "settle" && made && r.settle.Open && q.tokens > 0:
-			l.Declare(base, who, w, q.tokens)
-		case q.op == "take" && made && r.take.Allowed:
-			w = hand.Name(c.limit, r.take.Window, 0)
-			l.Grant(who, w, q.tokens)
-			return l.Spend(base, who, w, q.tokens)
+		case charged(q, r):
+			l.Declare(base, who, w, q.sync.Change)
+		case q.op == "direct" && r.sync.Grant > 0:
+			l.Grant(who, w, q.sync.Need)
+			return l.Spend(base, who, w, q.sync.Need)
 		}
-		if made && r.unknown && (q.op == "take" || q.op == "settle") {
+		if made && r.unknown && (q.op == "direct" || q.op == "overrun") {
 			c.vague[q.key] = true
 		}
 		return nil
 	})
+}
+
+// charged reports whether an overrun was charged: its window is open.
+func charged(q request, r reply) bool {
+	return q.op == "overrun" && !r.unknown && r.sync.Window == q.sync.Window
 }
 
 func (c *crowd) that(ok bool, format string, args ...any) {
@@ -304,7 +299,7 @@ func (c *crowd) that(ok bool, format string, args ...any) {
 	}
 }
 
-// caller takes, checks, settles and resets, repeats old statements, and makes the store
+// caller makes statements without an account, checks and resets, repeats old statements, and makes the store
 // lose its data.
 func (c *crowd) caller(each int, rnd *randv2.Rand) {
 	for range each {
@@ -312,7 +307,7 @@ func (c *crowd) caller(each int, rnd *randv2.Rand) {
 		q := request{key: key, limit: c.limit, now: now}
 		switch k := rnd.IntN(20); {
 		case k < 7:
-			q.op, q.tokens = "take", 1+rnd.Int64N(c.limit.Tokens)
+			q = q.direct(1+rnd.Int64N(c.limit.Tokens), backend.Window{})
 		case k < 10:
 			q.op = "check"
 		case k < 11:
@@ -392,16 +387,12 @@ func (c *crowd) send(q request, fate string) reply {
 func (c *crowd) do(q request) (r reply, err error) {
 	ctx := storeclock.With(context.Background(), time.UnixMicro(q.now))
 	switch q.op {
-	case "sync":
+	case "sync", "direct", "overrun":
 		r.sync, err = c.Sync(ctx, q.sync)
-	case "take":
-		r.take, err = c.Take(ctx, q.take())
 	case "check":
 		r.state, err = c.Check(ctx, q.key, q.limit)
-	case "settle":
-		r.settle, err = c.Settle(ctx, q.settle())
 	case "reset":
-		r.state, err = c.Reset(ctx, q.reset())
+		r.void, err = c.Reset(ctx, q.key, q.limit)
 	default:
 		c.lose(q.key)
 	}
@@ -424,27 +415,22 @@ func (c *crowd) fate(rnd *randv2.Rand) string {
 // record keeps what later operations need, and counts what happened.
 func (c *crowd) record(q request, r reply) {
 	c.saw(q.op, true)
-	c.saw("take refused", q.op == "take" && !r.unknown && !r.take.Allowed)
-	c.saw("settled", r.settle.Open)
-	c.saw("settled late", q.op == "settle" && !r.unknown && !r.settle.Open)
-	c.saw("recovered", r.sync.Recovered > 0)
-	c.saw("recovered and granted", r.sync.Recovered > 0 && r.sync.Grant > r.sync.Recovered)
-	c.saw("re-asserted", r.sync.Reasserted > 0)
-	c.saw("carried", r.sync.Carried)
-	c.saw("learning", r.sync.Learning)
-	c.saw("exhausted", r.sync.Window != 0 && r.sync.Remaining == 0)
-	c.saw("rolled", q.sync.Window != 0 && r.sync.Window > q.sync.Window)
+	s := r.sync
+	c.saw("refused", q.op == "direct" && !r.unknown && s.Grant == 0)
+	c.saw("charged above", charged(q, r))
+	c.saw("too late to charge", q.op == "overrun" && !r.unknown && !charged(q, r))
+	c.saw("void", s.Void)
+	c.saw("carried", s.Window != q.sync.Window && s.Mine > s.Grant)
+	c.saw("used up", s.Lasted > 0)
+	c.saw("above the limit", s.Used > q.limit.Tokens)
+	c.saw("rolled", q.sync.Window.End != 0 && s.Window.End > q.sync.Window.End)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case q.op == "sync":
 		c.letters = append(c.letters, q)
-	case r.take.Allowed:
-		q.op, q.window = "settle", r.take.Window
-		if q.tokens%2 == 0 { // others have used more
-			q.tokens = -q.tokens
-		}
-		c.tickets = append(c.tickets, q)
+	case q.op == "direct" && s.Grant > 0:
+		c.tickets = append(c.tickets, q.direct(q.sync.Need, s.Window))
 	}
 }
 
@@ -468,7 +454,8 @@ func TestOrder(t *testing.T) {
 	server := redistest.Start(t)
 	store, admin := redisstore.New(server.Client()), server.Client()
 	lose := func(key string) {
-		assert.NoError(t, admin.Del(context.Background(), "{"+key+"}", "{"+key+"}:exp", "{"+key+"}:own").Err())
+		counter := "{" + key + "}:" + backend.Limit{Window: window}.Counter()
+		assert.NoError(t, admin.Del(context.Background(), counter, counter+":exp", counter+":own").Err())
 	}
 	for _, lossy := range []bool{false, true} {
 		t.Run(fmt.Sprint("lossy=", lossy), func(t *testing.T) {
@@ -482,11 +469,11 @@ func TestOrder(t *testing.T) {
 				require.Empty(t, c.run(seed), "seed %d", seed)
 			}
 			events := []string{
-				"lost request", "lost reply", "repeated", "give-back", "overrun", "reset", "check", "take refused", "settled",
-				"settled late", "recovered", "recovered and granted", "exhausted", "rolled",
+				"lost request", "lost reply", "repeated", "give-back", "overrun", "reset", "check", "direct", "refused", "charged above",
+				"too late to charge", "void", "used up", "above the limit", "rolled",
 			}
 			if lossy {
-				events = append(events, "lose", "re-asserted", "learning", "carried")
+				events = append(events, "lose", "carried")
 			}
 			for _, what := range events {
 				assert.Positive(t, seen[what], "never happened: %s", what)
@@ -499,16 +486,17 @@ func TestOrder(t *testing.T) {
 // careless is a store that checks first and then takes, so that others come in between.
 type careless struct{ backend.Store }
 
-func (s careless) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	state, err := s.Check(ctx, r.Key, r.Limit)
-	if err != nil || state.Window == 0 {
-		return s.Store.Take(ctx, r)
+func (s careless) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	state, err := s.Check(ctx, q.Key, q.Limit)
+	if err != nil || state.Window.End == 0 || q.Need == 0 || q.Client != "" {
+		return s.Store.Sync(ctx, q)
 	}
 	runtime.Gosched()
-	_, err = s.Store.Take(ctx, r)
-	reply := backend.TakeReply{State: state, Allowed: state.Remaining >= r.Tokens}
-	if reply.Allowed {
-		reply.Remaining -= r.Tokens
+	reply, err := s.Store.Sync(ctx, q)
+	reply.State, reply.Used, reply.Grant = state, q.Limit.Tokens-state.Remaining, 0
+	if state.Remaining >= q.Need {
+		reply.Grant = q.Need
+		reply.Remaining, reply.Used = reply.Remaining-q.Need, reply.Used+q.Need
 	}
 	return reply, err
 }
@@ -527,9 +515,11 @@ func TestOrderNotices(t *testing.T) {
 // lavish is a store that lets everybody in.
 type lavish struct{ backend.Store }
 
-func (s lavish) Take(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	reply, err := s.Store.Take(ctx, r)
-	reply.Allowed = true
+func (s lavish) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+	reply, err := s.Store.Sync(ctx, q)
+	if q.Client == "" {
+		reply.Grant = q.Need
+	}
 	return reply, err
 }
 
