@@ -127,7 +127,7 @@ if limiter ~= '' then
   local own = call('HMGET', KEYS[3], 'head', limiter)
   head, field = own[1], own[2]
 elseif KEYS[3] then
-  head = call('HGET', KEYS[3], 'head')
+  head = call('HMGET', KEYS[3], 'head')[1]
 end
 local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
@@ -233,7 +233,7 @@ if limiter == '' then
     call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
     call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
   elseif stop > 0 and used ~= was then
-    call('INCRBY', KEYS[1], format('%d', used - count))
+    call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
   return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant, 0, 0, 0, 0 }
 end
@@ -320,7 +320,7 @@ end
 idle = idle - spare + held
 if called then out = out - 1 end
 
-if used > was and not timed then call('INCRBY', KEYS[1], format('%d', used - count)) end
+if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPTTL') end
 local own = format('%d', mine)
 local all = sum == mine and own or format('%d', sum)
 local text = clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
@@ -343,7 +343,7 @@ if timed then
   call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
   call('SET', KEYS[1], used == sum and all or format('%d', used), 'PXAT', gone)
 elseif used < was then
-  call('INCRBY', KEYS[1], format('%d', used - count))
+  call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
 end
 
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses

@@ -60,38 +60,38 @@ const brief = 20 * time.Millisecond
 
 func (p *replicatedPair) used(t *testing.T, s *redistest.Server) string {
 	t.Helper()
-	return s.Client().Get(t.Context(), "{k}").Val()
+	return s.Client().Get(t.Context(), "{k}:60s").Val()
 }
 
 // TestGrantIsWithheldUntilReplicated: what is on the primary alone is granted to
-// nobody, however often it is asked for, and is handed over once it is safe.
+// nobody, however often it is asked for, and is charged once.
 func TestGrantIsWithheldUntilReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
-	request := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true}
+	h := newHolder(nil, "a", "k", limit10)
 	take(t, p.store(10*time.Second), "k", 1)
 	p.link.Hold(true)
 	p.Primary.ResetStats()
 	for i := range int64(3) {
-		_, err := p.store(brief).Sync(t.Context(), request)
+		h.s = p.store(brief)
+		_, err := h.ask(t.Context(), 4, 0)
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 		require.Equal(t, backend.Unknown, class(t, err))
 		require.EqualValues(t, i+1, p.Primary.Calls("evalsha"), "said once a call")
-		require.EqualValues(t, i+1, p.Primary.Calls("hset"), "written anew, for WAIT to speak of it")
-		require.Equal(t, "5", p.used(t, p.Primary), "charged once")
+		require.Equal(t, "5", p.used(t, p.Primary), "the grant before it, which nobody read, went")
 	}
 	require.Positive(t, p.link.Held())
 	require.Equal(t, "1", p.used(t, p.Replicas[0]), "the replica lags")
 
 	p.link.Hold(false)
-	got, err := p.store(10*time.Second).Sync(t.Context(), request)
+	h.s = p.store(10 * time.Second)
+	got, err := h.ask(t.Context(), 4, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, got.Grant)
-	require.EqualValues(t, 4, got.Recovered)
 	require.EqualValues(t, 5, got.Remaining)
 	require.Equal(t, "5", p.used(t, p.Replicas[0]), "no later than the answer")
 }
 
-func TestTakeIsWithheldUntilReplicated(t *testing.T) {
+func TestChargeIsWithheldUntilReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
 	s := p.store(brief)
 	take(t, p.store(10*time.Second), "warm", 1)
@@ -106,15 +106,16 @@ func TestTakeIsWithheldUntilReplicated(t *testing.T) {
 	// What hands out nothing is answered all the same.
 	refused, err := charge(t.Context(), s, "k", limit10, 2)
 	require.NoError(t, err)
-	require.False(t, refused.Allowed)
-	_, err = s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "a", Limit: limit10})
+	require.Zero(t, refused.Grant)
+	_, err = newHolder(s, "a", "k", limit10).ask(t.Context(), 0, 0)
 	require.NoError(t, err)
 	waits := p.Primary.Calls("wait")
 	require.EqualValues(t, 1, remaining(t, s, "k"))
-	settled, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: refused.Window, Tokens: -1, Limit: 10})
-	require.NoError(t, err)
-	require.True(t, settled.Open)
-	require.Equal(t, waits, p.Primary.Calls("wait"), "neither waits")
+	require.Equal(t, waits, p.Primary.Calls("wait"), "it does not wait")
+
+	// What was used above a charge is spent already.
+	_, err = s.Sync(t.Context(), backend.Statement{Key: "k", Limit: limit10, Window: refused.Window, Change: 3})
+	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 	require.Positive(t, p.link.Held())
 }
 
@@ -200,7 +201,7 @@ func TestAckWhileSlotsMove(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		r, err := charge(ctx, s, key, millions, 1)
-		if err == nil && r.Allowed {
+		if err == nil && r.Grant == 1 {
 			allowed.Add(1)
 		}
 		return err
@@ -226,7 +227,7 @@ func TestAckWhileSlotsMove(t *testing.T) {
 	var used int64
 	for _, key := range keys {
 		require.NoError(t, call(key))
-		n, err := to.Client().Get(t.Context(), "{"+key+"}").Int64()
+		n, err := to.Client().Get(t.Context(), "{"+key+"}:3600s").Int64()
 		require.NoError(t, err)
 		used += n
 	}
@@ -267,22 +268,22 @@ func TestAckOfDebtThatIsRepeated(t *testing.T) {
 	t.Parallel()
 	r := redistest.StartReplicated(t, 1)
 	link := r.Link(0)
-	state := func(q backend.SyncRequest) (backend.SyncReply, error) { // by a connection that has written nothing yet
-		return redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond)).Sync(t.Context(), q)
+	h := newHolder(nil, "a", "k", backend.Limit{Tokens: 100, Window: time.Hour})
+	state := func(n, change int64) (backend.Reply, error) { // by a connection that has written nothing yet
+		h.s = redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond))
+		return h.ask(t.Context(), n, change)
 	}
-	debt := backend.SyncRequest{Key: "k", Client: "a", Limit: backend.Limit(reservoir.PerHour(100)), Want: 10, Need: 10}
-	first, err := state(debt)
+	_, err := state(10, 0)
 	require.NoError(t, err)
-	debt.Window, debt.Granted, debt.Debt, debt.Want, debt.Need = first.Window, first.Granted, 30, 0, 0
 	link.Hold(true)
 	for range 2 {
-		_, err = state(debt)
+		_, err = state(0, 30)
 		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 	}
 	link.Hold(false)
 	r.AwaitSync()
-	again, err := state(debt)
+	again, err := state(0, 30)
 	require.NoError(t, err)
-	require.EqualValues(t, 30, again.Debt)
+	require.EqualValues(t, 40, again.Mine)
 	require.EqualValues(t, 60, again.Remaining)
 }

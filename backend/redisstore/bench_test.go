@@ -35,16 +35,16 @@ func BenchmarkFreshKeys(b *testing.B) {
 			now := time.Now().Unix()
 			return client.EvalSha(ctx, sha, []string{key}, 1, now+60, now).Err()
 		}},
-		{"take", func(ctx context.Context, key string) error {
-			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1})
+		{"charge", func(ctx context.Context, key string) error {
+			_, err := charge(ctx, s, key, limit, 1)
 			return err
 		}},
 		{"detached", func(ctx context.Context, key string) error { // as a limiter's
-			_, err := s.Take(ctx, backend.TakeRequest{Key: key, Limit: limit, Tokens: 1, Detached: true})
+			_, err := s.Sync(ctx, backend.Statement{Key: key, Limit: limit, Need: 1, Detached: true})
 			return err
 		}},
 		{"sync", func(ctx context.Context, key string) error {
-			_, err := s.Sync(ctx, backend.SyncRequest{Key: key, Client: "client", Limit: limit, Want: 1, Need: 1})
+			_, err := s.Sync(ctx, backend.Statement{Key: key, Client: "client.1", Life: 1, Seq: 1, Limit: limit, Want: 1, Need: 1})
 			return err
 		}},
 	} {

@@ -54,12 +54,9 @@ func newScript(op, source string, keys, fields int, handsOut func([]int64) bool)
 	return &script{op, source, hex.EncodeToString(sum[:]), op == "check", keys, fields, source == lua.Rolling, handsOut}
 }
 
-// undone is the number of integers in sync's reply if it did nothing.
-const undone = 2
-
-// replies reports whether a reply of the script may have n integers.
-func (sc *script) replies(n int) bool {
-	return n == sc.fields || n == undone && sc == syncScript
+// replies reports whether a reply of the script may be so long. That of sync has two integers if it did nothing.
+func (sc *script) replies(v []int64) bool {
+	return len(v) == sc.fields || len(v) == 2 && sc == syncScript && v[0]&(flagLate|flagAstray|flagVoid) != 0
 }
 
 // command is a command that go-redis sends only once, alone or in a pipeline. By
@@ -191,7 +188,7 @@ func (c *call) judge(lack error) (now int64) {
 			c.err = unsent{c.err}
 		}
 		return 0
-	case !c.script.replies(len(c.reply)):
+	case !c.script.replies(c.reply):
 		c.err = fmt.Errorf("a reply of %d integers, want %d", len(c.reply), c.script.fields)
 		return 0
 	case slices.Min(c.reply) < 0 || slices.Max(c.reply) > backend.MaxTokens:

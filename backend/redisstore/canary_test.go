@@ -168,7 +168,7 @@ func TestNoCanary(t *testing.T) {
 		{"no right inside the script", nothing, []func(*redis.Options){fast("half", canaryPassword)}, nil, " run"},
 		{"no replica", nothing, []func(*redis.Options){fast("good", canaryPassword)}, []redisstore.Option{redisstore.WithReplicaAck(1, 5*time.Millisecond)}, "0 of 1"},
 		{"garbage in the key", func() {
-			tag := "{Canary-token:eyJhbGciOi%7D%0A%7Bx}"
+			tag := "{Canary-token:eyJhbGciOi%7D%0A%7Bx}:60s"
 			require.NoError(t, admin.MSet(t.Context(), tag, "Canary", tag+":exp", "Canary").Err())
 		}, []func(*redis.Options){fast("good", canaryPassword)}, nil, "BADSTATE"},
 		{"lost replies", func() { proxy.SwallowReply("evalsha", 1000) }, []func(*redis.Options){fast("good", canaryPassword), via}, nil, "EOF"},
@@ -206,10 +206,10 @@ func TestNoCanaryFromRequests(t *testing.T) {
 		require.ErrorIs(t, err, backend.ErrKey)
 		e.hear(err)
 	}
-	_, err := s.Sync(t.Context(), backend.SyncRequest{Key: canaryKey, Client: long, Limit: limit10})
+	_, err := s.Sync(t.Context(), backend.Statement{Key: canaryKey, Client: long, Life: 1, Seq: 1, Limit: limit10})
 	require.Error(t, err)
 	e.hear(err)
-	_, err = charge(t.Context(), s, canaryKey, limit10, 11)
+	_, err = charge(t.Context(), s, canaryKey, limit10, -11)
 	require.Error(t, err)
 	e.hear(err)
 	e.silent()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,7 +58,7 @@ var rows = []row{
 	{reset, backend.Unknown, false},
 	{silent, backend.Unknown, false},
 	{"*12\r\n:1\r\n:2\r\n" + hangUp, backend.Unknown, false},
-	{"*2\r\n:1\r\n:2", backend.Unknown, false},
+	{"*2\r\n:8\r\n:2", backend.Unknown, false},
 	{":7", backend.Unknown, false},
 	{"+OK", backend.Unknown, false},
 	{"*1\r\n$3\r\nabc", backend.Unknown, false},
@@ -124,17 +125,16 @@ func testFault(t *testing.T, row row, sc *script) {
 	require.Equal(t, 1, server.called(), "%s is never said again", sc.op)
 }
 
+// statements numbers those of one.
+var statements atomic.Int64
+
 // one calls the script by way of the store.
 func one(ctx context.Context, s *Store, sc *script) (err error) {
 	switch sc {
 	case syncScript:
-		_, err = s.Sync(ctx, backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 4, Exact: true})
-	case takeScript:
-		_, err = charge(ctx, s, "k", limit10, 2)
+		_, err = s.Sync(ctx, backend.Statement{Key: "k", Client: "a", Life: 1, Seq: statements.Add(1), Limit: limit10, Want: 4, Need: 4})
 	case checkScript:
 		_, err = s.Check(ctx, "k", limit10)
-	case settleScript:
-		_, err = s.Settle(ctx, backend.SettleRequest{Key: "k", Window: backend.Window(time.Now().UnixMilli() + 1000), Tokens: -2, Limit: 10})
 	case resetScript:
 		_, err = s.Reset(ctx, "k", limit10)
 	}
@@ -153,14 +153,14 @@ func TestRepetitionsAreBounded(t *testing.T) {
 		})
 		s := New(server.client(t))
 		for range well {
-			require.NoError(t, one(t.Context(), s, takeScript))
+			require.NoError(t, one(t.Context(), s, syncScript))
 		}
 		const workers, each = 8, 40
 		var wg sync.WaitGroup
 		for range workers {
 			wg.Go(func() {
 				for range each {
-					assert.Error(t, one(t.Context(), s, takeScript))
+					assert.Error(t, one(t.Context(), s, syncScript))
 				}
 			})
 		}
@@ -182,9 +182,9 @@ var scenes = map[string]scene{
 	"unsent":      {backend.Unavailable, func(t *testing.T) error { return unsentBy(t, context.DeadlineExceeded) }},
 	"late": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(n int, sc *script) string {
-			return strings.Replace(served(sc), ":0", ":1", 1)
+			return "*2\r\n:1\r\n:1\r\n"
 		})
-		return one(t.Context(), New(server.client(t)), takeScript)
+		return one(t.Context(), New(server.client(t)), syncScript)
 	}},
 	"not replicated": {backend.Unknown, func(t *testing.T) error {
 		server := redistest.Start(t) // without a replica
@@ -196,27 +196,27 @@ var scenes = map[string]scene{
 		server.Config.ErrorLog = nil
 		s := New(redis.NewClient(&redis.Options{Addr: server.Listener.Addr().String(), DialerRetries: 1, TLSConfig: &tls.Config{ServerName: "example.com"}}))
 		t.Cleanup(func() { _ = s.client.Close() })
-		return one(t.Context(), s, takeScript)
+		return one(t.Context(), s, syncScript)
 	}},
 	"dial": {backend.Unavailable, func(t *testing.T) error {
 		server := redistest.Start(t)
 		server.Kill()
-		return one(t.Context(), New(server.Client(func(o *redis.Options) { o.DialerRetries = 1 })), takeScript)
+		return one(t.Context(), New(server.Client(func(o *redis.Options) { o.DialerRetries = 1 })), syncScript)
 	}},
 	"no nodes": {backend.Unavailable, func(t *testing.T) error {
 		c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { return nil, nil }})
 		t.Cleanup(func() { _ = c.Close() })
-		return one(t.Context(), New(c), takeScript)
+		return one(t.Context(), New(c), syncScript)
 	}},
 	"no sentinels": {backend.Unavailable, func(t *testing.T) error {
 		sentinel := newScripted(t, func(int, *script) string { return silent }) // it answers OK where an address should be
 		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{sentinel.addr}, DialerRetries: 1})
 		t.Cleanup(func() { _ = c.Close() })
-		return one(t.Context(), New(c), takeScript)
+		return one(t.Context(), New(c), syncScript)
 	}},
 	"NOSCRIPT": {backend.Unavailable, func(t *testing.T) error {
 		server := newScripted(t, func(int, *script) string { return "-NOSCRIPT No matching script. Please use EVAL.\r\n" })
-		err := one(t.Context(), New(server.client(t)), takeScript)
+		err := one(t.Context(), New(server.client(t)), syncScript)
 		require.Equal(t, 2*2, server.called(), "each time by its hash and by its text")
 		return err
 	}},
@@ -228,7 +228,7 @@ func unsentBy(t *testing.T, end error) error {
 	x.jam(t.Context(), x.allowed)
 	ctx := ending{t.Context(), make(chan struct{}), end}
 	failed := make(chan error, 1)
-	x.queue(ctx, "k", 1, func(_ backend.TakeReply, err error) { failed <- err })
+	x.queue(ctx, "k", 1, func(_ backend.Reply, err error) { failed <- err })
 	close(ctx.done)
 	err := <-failed
 	x.proxy.Hold(false)
@@ -284,8 +284,40 @@ func TestUnsentButRefused(t *testing.T) {
 			if row.closed {
 				require.NoError(t, c.Close())
 			}
-			err := one(t.Context(), New(c, WithReplicaAck(1, time.Second)), takeScript)
+			err := one(t.Context(), New(c, WithReplicaAck(1, time.Second)), syncScript)
 			requireRow(t, row.class, false, err)
+		})
+	}
+}
+
+// TestCheckWithoutROCommands: where EVALSHA_RO is unknown or not allowed, a Check is served by EVALSHA, and later ones
+// ask no more. A server that refuses that, too, is asked anew each time.
+func TestCheckWithoutROCommands(t *testing.T) {
+	for name, row := range map[string]struct {
+		rules string
+		args  []string
+		class backend.Class
+	}{
+		"renamed":     {"+@all", []string{"--rename-command", "evalsha_ro", "", "--rename-command", "eval_ro", ""}, 0},
+		"not allowed": {"+@all -evalsha_ro -eval_ro", nil, 0},
+		"text only":   {"+@all -eval_ro", nil, 0},
+		"nothing":     {"+@all -@scripting", nil, backend.Rejected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t, row.args...)
+			server.SetUser("user u on >pw ~* " + row.rules)
+			s := New(server.Client(redistest.User("u", "pw")))
+			for range 3 {
+				state, err := s.Check(t.Context(), "k", limit10)
+				if row.class != 0 {
+					requireRow(t, row.class, false, err)
+					require.False(t, s.noRO.Load())
+					continue
+				}
+				require.NoError(t, err)
+				require.EqualValues(t, 10, state.Remaining)
+				require.True(t, s.noRO.Load())
+			}
 		})
 	}
 }

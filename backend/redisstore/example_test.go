@@ -99,10 +99,10 @@ func ExampleNew() {
 	must(err)
 	slices.Sort(keys)
 	fmt.Println(keys)
-	fmt.Println(client.Get(context.Background(), "api:{user:42}").Val(), "charged")
+	fmt.Println(client.Get(context.Background(), "api:{user:42}:3600s").Val(), "charged")
 	// Output:
 	// true <nil>
-	// [api:{user:42} api:{user:42}:exp api:{user:42}:own]
+	// [api:{user:42}:3600s api:{user:42}:3600s:exp api:{user:42}:3600s:own]
 	// 1 charged
 }
 
@@ -196,11 +196,11 @@ func Example_clusterFailover() {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	fmt.Println(request()) // what the policy admitted is charged, so the three rows come to 100
+	fmt.Println(request()) // what the policy admitted is never charged: Stats calls it Overdrawn
 	// Output:
 	// 60 0
 	// 0 10
-	// 30 0
+	// 40 0
 }
 
 // Err reports faults of the set-up before the first call. reservoir.New reports them too.

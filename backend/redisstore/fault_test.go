@@ -58,14 +58,14 @@ func ready(t *testing.T, f *faulty) *faulty {
 	for op, err := range allCalls(t.Context(), f, "k") {
 		require.NoError(t, err, op)
 	}
-	require.NoError(t, f.client.Del(t.Context(), "{k}", "{k}:exp", "{k}:own").Err())
+	require.NoError(t, f.client.Del(t.Context(), "{k}:60s", "{k}:60s:exp", "{k}:60s:own").Err())
 	f.reset()
 	return f
 }
 
 func (f *faulty) used(t *testing.T) string {
 	t.Helper()
-	return f.client.Get(t.Context(), "{k}").Val()
+	return f.client.Get(t.Context(), "{k}:60s").Val()
 }
 
 func class(t *testing.T, err error) backend.Class {
@@ -76,7 +76,7 @@ func class(t *testing.T, err error) backend.Class {
 }
 
 // TestLostReply: no call is sent twice, by go-redis' default options, which send everything
-// four times. The next statement recovers what a lost one was granted.
+// four times. The next statement says what the account should be, so a lost grant is not charged any more.
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	t.Run("client", func(t *testing.T) { testLostReply(t, newFaulty(t)) })
@@ -84,42 +84,57 @@ func TestLostReply(t *testing.T) {
 }
 
 func testLostReply(t *testing.T, f *faulty) {
-	window := take(t, f.Store, "k", 3).Window
-	for i, row := range []struct{ op, used string }{{"take", "5"}, {"settle", "3"}, {"sync", "5"}, {"reset", "0"}} {
+	take(t, f.Store, "k", 3)
+	for i, row := range []struct{ op, used string }{{"charge", "5"}, {"sync", "7"}, {"reset", "0"}} {
 		f.reset()
 		f.proxy.SwallowReply("evalsha", 1)
-		require.Equal(t, backend.Unknown, class(t, f.one(t.Context(), row.op, window)), row.op)
+		require.Equal(t, backend.Unknown, class(t, f.one(t.Context(), row.op)), row.op)
 		require.EqualValues(t, i+1, f.proxy.Swallowed())
 		require.EqualValues(t, 1, f.calls("evalsha"), row.op)
 		require.Equal(t, row.used, f.used(t), row.op)
 		if row.op == "sync" {
-			got, err := f.Sync(t.Context(), statement)
+			next := statement
+			next.Seq++
+			got, err := f.Sync(t.Context(), next)
 			require.NoError(t, err)
 			require.EqualValues(t, 2, got.Grant)
-			require.EqualValues(t, 2, got.Recovered)
+			require.Equal(t, row.used, f.used(t), "the one that nobody read went")
+			again, err := f.Sync(t.Context(), next)
+			require.NoError(t, err)
+			require.True(t, again.Void, "and nothing happens twice")
 			require.Equal(t, row.used, f.used(t))
 		}
 	}
 }
 
-// TestLateTake: a caller gets the error of its own context, and is charged. The reply to a
-// detached take is awaited.
-func TestLateTake(t *testing.T) {
+// TestLateCharge: a caller gets the error of its own context, and is charged. Only the reply to a detached
+// take of a rolling limit is awaited, because that alone can be given back.
+func TestLateCharge(t *testing.T) {
 	for _, detached := range []bool{false, true} {
-		f := newFaulty(t, noGreeting)
-		f.proxy.Delay(200 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		r, err := f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 3, Detached: detached})
-		if detached {
-			require.NoError(t, err)
-			require.True(t, r.Allowed)
-		} else {
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Equal(t, backend.Unknown, class(t, err))
+		for _, rolls := range []bool{false, true} {
+			f := newFaulty(t, noGreeting)
+			require.NoError(t, f.one(t.Context(), "roll")) // the server learns the script
+			f.reset()
+			f.proxy.Delay(200 * time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			var err error
+			if rolls {
+				_, err = f.TakeRolling(ctx, backend.TakeRequest{Key: "r", Limit: rolling10, Tokens: 3, Detached: detached})
+			} else {
+				_, err = f.Sync(ctx, backend.Statement{Key: "k", Limit: limit10, Need: 3, Detached: detached})
+			}
+			if detached && rolls {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, backend.Unknown, class(t, err))
+			}
+			require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
+			if !rolls {
+				require.Equal(t, "3", f.used(t))
+			}
 		}
-		require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
-		require.Equal(t, "3", f.used(t))
 	}
 }
 
@@ -127,16 +142,18 @@ func TestLateTake(t *testing.T) {
 // delivered.
 func TestNotAfter(t *testing.T) {
 	const timeout = 50 * time.Millisecond
-	for _, op := range []string{"sync", "take", "settle", "reset"} {
+	for _, op := range []string{"sync", "charge", "reset", "roll"} {
 		t.Run(op, func(t *testing.T) {
 			f := newFaulty(t, noGreeting)
-			window := take(t, f.Store, "k", 3).Window
+			take(t, f.Store, "k", 3)
+			require.NoError(t, f.one(t.Context(), "roll"))
+			ring := f.client.HGet(t.Context(), "{r}:60s:roll", "h").Val()
 			f.reset()
 			f.proxy.Hold(true)
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			began := time.Now()
-			require.ErrorIs(t, f.one(ctx, op, window), context.DeadlineExceeded)
+			require.ErrorIs(t, f.one(ctx, op), context.DeadlineExceeded)
 			require.Less(t, time.Since(began), patience, "bounded by its context, whatever go-redis' time-outs")
 
 			over := time.Now().Add(50 * time.Millisecond) // the store's margin, and more
@@ -145,25 +162,26 @@ func TestNotAfter(t *testing.T) {
 			f.proxy.Hold(false)
 			require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
 			require.Equal(t, "3", f.used(t))
-			require.Zero(t, f.client.Exists(t.Context(), "{k}:own").Val())
+			require.Zero(t, f.client.Exists(t.Context(), "{k}:60s:own").Val())
+			require.Equal(t, ring, f.client.HGet(t.Context(), "{r}:60s:roll", "h").Val())
 		})
 	}
 }
 
 // statement asks for two tokens.
-var statement = backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Want: 2, Exact: true}
+var statement = backend.Statement{Key: "k", Client: "a", Life: 1, Seq: 7, Limit: limit10, Want: 2, Hints: backend.Hints{Exact: true}}
 
 // one makes one call on k, for two tokens.
-func (f *faulty) one(ctx context.Context, op string, window backend.Window) (err error) {
+func (f *faulty) one(ctx context.Context, op string) (err error) {
 	switch op {
 	case "sync":
 		_, err = f.Sync(ctx, statement)
-	case "take":
-		_, err = f.Take(ctx, backend.TakeRequest{Key: "k", Limit: limit10, Tokens: 2})
-	case "settle":
-		_, err = f.Settle(ctx, backend.SettleRequest{Key: "k", Window: window, Tokens: -2, Limit: 10})
+	case "charge":
+		_, err = charge(ctx, f, "k", limit10, 2)
 	case "reset":
-		_, err = f.Reset(ctx, backend.ResetRequest{Key: "k", Limit: limit10})
+		_, err = f.Reset(ctx, "k", limit10)
+	case "roll":
+		_, err = f.TakeRolling(ctx, backend.TakeRequest{Key: "r", Limit: rolling10, Tokens: 2})
 	}
 	return err
 }

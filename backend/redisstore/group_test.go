@@ -69,7 +69,7 @@ func (x *crowd) settled() {
 }
 
 // take makes n calls on keys name0, name1 … and hands each outcome to check.
-func (x *crowd) take(ctx context.Context, name string, n int, check func(backend.TakeReply, error)) {
+func (x *crowd) take(ctx context.Context, name string, n int, check func(backend.Reply, error)) {
 	for i := range n {
 		x.wg.Go(func() {
 			r, err := charge(ctx, x, fmt.Sprint(name, i), limit10, 1)
@@ -79,7 +79,7 @@ func (x *crowd) take(ctx context.Context, name string, n int, check func(backend
 }
 
 // jam makes the proxy hold and fills all pipelines with calls that end with ctx.
-func (x *crowd) jam(ctx context.Context, check func(backend.TakeReply, error)) {
+func (x *crowd) jam(ctx context.Context, check func(backend.Reply, error)) {
 	x.t.Helper()
 	x.proxy.Hold(true)
 	before := x.proxy.Held()
@@ -88,7 +88,7 @@ func (x *crowd) jam(ctx context.Context, check func(backend.TakeReply, error)) {
 }
 
 // queue makes n calls that find all pipelines taken.
-func (x *crowd) queue(ctx context.Context, name string, n int, check func(backend.TakeReply, error)) {
+func (x *crowd) queue(ctx context.Context, name string, n int, check func(backend.Reply, error)) {
 	x.t.Helper()
 	before, inFlight := queued(x.whole)
 	require.Equal(x.t, pipelines, inFlight)
@@ -97,15 +97,15 @@ func (x *crowd) queue(ctx context.Context, name string, n int, check func(backen
 }
 
 func (x *crowd) used(key string) string {
-	return x.server.Client().Get(x.t.Context(), "{"+key+"}").Val()
+	return x.server.Client().Get(x.t.Context(), "{"+key+"}:60s").Val()
 }
 
-func (x *crowd) allowed(r backend.TakeReply, err error) {
+func (x *crowd) allowed(r backend.Reply, err error) {
 	assert.NoError(x.t, err)
-	assert.True(x.t, r.Allowed)
+	assert.True(x.t, r.Grant == 1)
 }
 
-func (x *crowd) unknown(_ backend.TakeReply, err error) {
+func (x *crowd) unknown(_ backend.Reply, err error) {
 	x.is(err, backend.Unknown)
 }
 
@@ -153,7 +153,7 @@ func TestLongest(t *testing.T) {
 // nobody else's calls.
 func TestHungPipelines(t *testing.T) {
 	server := redistest.Start(t)
-	require.NoError(t, server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	require.NoError(t, server.Client().ScriptLoad(t.Context(), syncScript.source).Err())
 	proxy := redistest.NewProxy(t, server.Addr())
 	proxy.Hold(true)
 	var away atomic.Bool
@@ -171,12 +171,12 @@ func TestHungPipelines(t *testing.T) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for range pipelines {
-		wg.Go(func() { assert.Error(t, one(ctx, s, takeScript)) })
+		wg.Go(func() { assert.Error(t, one(ctx, s, syncScript)) })
 	}
 	require.Eventually(t, func() bool { return proxy.Held() >= pipelines }, soon, time.Millisecond)
 	away.Store(false)
 	for range pipelines {
-		require.NoError(t, one(t.Context(), s, takeScript))
+		require.NoError(t, one(t.Context(), s, syncScript))
 	}
 	require.EqualValues(t, pipelines, server.Calls("evalsha"), "the others hang")
 	cancel()
@@ -206,7 +206,7 @@ func TestScriptStorm(t *testing.T) {
 // when it comes there, and need not be given back.
 func TestWrittenLater(t *testing.T) {
 	server := redistest.Start(t)
-	require.NoError(t, server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	require.NoError(t, server.Client().ScriptLoad(t.Context(), syncScript.source).Err())
 	proxy := redistest.NewProxy(t, server.Addr())
 	proxy.Hold(true) // the greeting, with which a connection begins
 	s := New(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr() }))
@@ -233,7 +233,7 @@ func TestCloseWaits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := charge(ctx, x, "k", limit10, 3)
-	x.unknown(backend.TakeReply{}, err)
+	x.unknown(backend.Reply{}, err)
 	require.NoError(t, x.Close())
 	require.EqualValues(t, 1, x.server.Calls("evalsha"))
 	require.Equal(t, "3", x.used("k"))
@@ -254,7 +254,7 @@ func TestLoadPanics(t *testing.T) {
 	}
 	x.await(func() bool { w, _ := queued(x.whole); return w == 2*n })
 	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), takeScript.source).Err())
+	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), syncScript.source).Err())
 	x.client.AddHook(panics{})
 	x.proxy.Hold(false)
 	x.wg.Wait()
@@ -284,8 +284,8 @@ func TestNumbersReadAsNumbers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = x.Check(ctx, "k", limit10)
 	require.NoError(t, err)
-	require.Regexp(t, `^evalsha [0-9a-f]{40} 3 \{k} \{k}:exp \{k}:own 3 10 60000 0 \d+ `, seen[0])
-	require.Regexp(t, `^evalsha_ro [0-9a-f]{40} 2 \{k} \{k}:exp 10 60000 `, seen[1])
+	require.Regexp(t, `^evalsha [0-9a-f]{40} 3 \{k}:60s \{k}:60s:exp \{k}:60s:own  10 60000 3 0 \d+: `, seen[0])
+	require.Regexp(t, `^evalsha_ro [0-9a-f]{40} 3 \{k}:60s \{k}:60s:exp \{k}:60s:own : `, seen[1])
 }
 
 // sees notes what the commands of a client read like.
@@ -318,7 +318,7 @@ func TestPipelineLosesReply(t *testing.T) {
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)
 	x.queue(t.Context(), "lost", n, x.unknown)
-	x.proxy.SwallowReply("{lost7}", 1)
+	x.proxy.SwallowReply("{lost7}:60s", 1)
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, 1, x.proxy.Swallowed())
@@ -327,9 +327,9 @@ func TestPipelineLosesReply(t *testing.T) {
 		require.Equal(t, "1", x.used(fmt.Sprint("lost", i)))
 	}
 	// The control: a pipeline of anybody else's commands.
-	x.proxy.SwallowReply("{control}", 1)
+	x.proxy.SwallowReply("{control}:60s", 1)
 	_, err := x.client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
-		return p.Incr(t.Context(), "{control}").Err()
+		return p.Incr(t.Context(), "{control}:60s").Err()
 	})
 	require.NoError(t, err)
 	require.Equal(t, "2", x.used("control"), "executed twice")
@@ -344,7 +344,7 @@ func TestLeavesQueue(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var gone sync.WaitGroup
 	gone.Add(10)
-	x.queue(ctx, "gone", 10, func(_ backend.TakeReply, err error) {
+	x.queue(ctx, "gone", 10, func(_ backend.Reply, err error) {
 		defer gone.Done()
 		assert.ErrorIs(t, err, context.Canceled)
 		x.is(err, backend.Unavailable)

@@ -8,7 +8,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )

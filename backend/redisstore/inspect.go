@@ -98,6 +98,10 @@ func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag 
 		}
 	}
 	if s.cluster != nil {
+		// A node says that a slot is elsewhere only to a command that has a key.
+		if err := client.Exists(ctx, tag).Err(); err != nil && !redis.HasErrorPrefix(err, "ASK") {
+			return nil, err
+		}
 		slot, err := client.ClusterKeySlot(ctx, tag).Result()
 		if err != nil {
 			return nil, err

@@ -20,6 +20,11 @@ import (
 
 var limit10 = backend.Limit{Tokens: 10, Window: time.Minute}
 
+// charge charges n tokens without an account, or none.
+func charge(ctx context.Context, s backend.Store, key string, l backend.Limit, n int64) (backend.Reply, error) {
+	return s.Sync(ctx, backend.Statement{Key: key, Limit: l, Need: n})
+}
+
 // TestClassify: failures that are no server's answer.
 func TestClassify(t *testing.T) {
 	dial := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
@@ -56,8 +61,8 @@ func TestLateForItsCaller(t *testing.T) {
 	for left, expired := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
 		ctx, cancel := context.WithTimeout(t.Context(), left)
 		defer cancel()
-		c := &call{request: request{script: takeScript}, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
-		c.cmd.SetVal([]int64{flagLate, 1, 0, 0, 0})
+		c := &call{request: request{script: syncScript}, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
+		c.cmd.SetVal([]int64{flagLate, 1})
 		require.EqualValues(t, 1, c.judge(nil))
 		require.Equal(t, expired, errors.Is(c.err, context.DeadlineExceeded))
 		require.ErrorIs(t, c.err, errLate)

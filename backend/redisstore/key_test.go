@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tagged is the first of a limit's keys.
-func tagged(prefix, key string) string { return keysOf(prefix, key)[0] }
+// tagged is what all keys of a limit begin with.
+var tagged = tagOf
 
 func TestTagged(t *testing.T) {
 	for key, want := range map[string]string{
@@ -29,7 +29,22 @@ func TestTagged(t *testing.T) {
 	} {
 		require.Equal(t, want, tagged("", key))
 		require.Equal(t, "rl:"+want, tagged("rl:", key))
+		require.Equal(t, [3]string{"rl:" + want + ":60s", "rl:" + want + ":60s:exp", "rl:" + want + ":60s:own"}, keysOf("rl:", key, "60s"))
+		for _, counter := range []string{"60s", "1500ms", "60s:roll", "day@Europe/Berlin", ""} {
+			back, of, ok := split(keysOf("rl:", key, counter)[0], "rl:")
+			require.True(t, ok)
+			require.Equal(t, []string{key, counter}, []string{back, of})
+		}
 	}
+	for _, other := range []string{"", "rl:", "rl:k", "rl:{k", "{k}:60s", "rl:{%zz}:60s"} {
+		_, _, ok := split(other, "rl:")
+		require.False(t, ok, other)
+	}
+}
+
+// TestKeysCostOneAllocation, because every call makes them.
+func TestKeysCostOneAllocation(t *testing.T) {
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { keysOf("rl:", "user:123456", "60s") }), 1.0)
 }
 
 func FuzzTagged(f *testing.F) {

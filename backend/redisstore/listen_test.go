@@ -60,20 +60,15 @@ func (l *listening) heard() (m backend.Message) {
 }
 
 // recall makes one client call another's idle tokens back.
-func recall(t *testing.T, s *redisstore.Store, key, process string) backend.SyncReply {
+func recall(t *testing.T, s *redisstore.Store, key, process string) backend.Reply {
 	t.Helper()
-	for _, r := range []backend.SyncRequest{
-		{Client: process + ".1", Want: 10, Exact: true},
-		{Client: "x", Want: 1, Need: 1, Exact: true},
-	} {
-		r.Key, r.Limit = key, limit10
-		reply, err := s.Sync(t.Context(), r)
-		require.NoError(t, err)
-		if r.Need > 0 {
-			return reply
-		}
-	}
-	return backend.SyncReply{}
+	idle := newHolder(s, process+".1", key, limit10)
+	idle.next.Want, idle.next.Seq = 10, 1
+	_, err := s.Sync(t.Context(), idle.next)
+	require.NoError(t, err)
+	reply, err := newHolder(s, "x", key, limit10).ask(t.Context(), 1, 0)
+	require.NoError(t, err)
+	return reply
 }
 
 // TestListenersShareAConnection: several limiters of a process, whose keys have any bytes, are
@@ -95,11 +90,31 @@ func TestListenersShareAConnection(t *testing.T) {
 		m := []*listening{a, b, a}[i].heard()
 		require.Equal(t, backend.Recall, m.Kind)
 		require.Equal(t, key, m.Key)
+		require.Equal(t, "60s", m.Counter)
+		require.EqualValues(t, 10, m.Limit)
+		require.Positive(t, m.Window.End)
 	}
 	changed := backend.Message{Kind: backend.Changed, Key: "k"}
 	require.NoError(t, s.Publish(t.Context(), changed))
 	require.Equal(t, changed, a.heard())
 	require.Equal(t, changed, b.heard())
+	void, err := s.Reset(t.Context(), "k", limit10)
+	require.NoError(t, err)
+	for range 2 { // also where no window is open
+		voided := backend.Message{Kind: backend.Voided, Key: "k", Counter: "60s", Window: void}
+		require.Equal(t, voided, a.heard())
+		require.Equal(t, voided, b.heard())
+		roll(t, s, "n\x1fü", 1)
+		_, err = s.Reset(t.Context(), "n\x1fü", rolling10)
+		require.NoError(t, err)
+		require.Equal(t, backend.Message{Kind: backend.Voided, Key: "n\x1fü", Counter: "60s:roll"}, a.heard())
+		b.heard()
+		void, err = s.Reset(t.Context(), "k", limit10)
+		require.NoError(t, err)
+		require.Zero(t, void.End)
+	}
+	a.heard()
+	b.heard()
 	a.Close()
 	require.Eventually(t, func() bool { return channels()["rl:reservoir:a"] == 0 }, 10*time.Second, time.Millisecond)
 	for range 20 {
@@ -167,7 +182,7 @@ func TestListenerWithoutRights(t *testing.T) {
 			require.Zero(t, reply.Called+reply.Idle, "nobody is called, so there is nothing to wait for: %s", poor)
 			contents, err := s.Inspect(t.Context(), key)
 			require.NoError(t, err)
-			require.EqualValues(t, 10, contents.Idle, "who may publish calls it")
+			require.EqualValues(t, 10, contents[0].Idle, "who may publish calls it")
 		}
 		server.SetUser("user limiter reset")
 		server.SetUser(line + " &reservoir:*")
@@ -211,9 +226,9 @@ func TestResetByAUserWhoMayNotPublish(t *testing.T) {
 	require.NoError(t, l.await(true))
 	take(t, s, "k", 4)
 	server.SetUser(line + " -publish")
-	state, err := s.Reset(t.Context(), "k", limit10)
+	_, err := s.Reset(t.Context(), "k", limit10)
 	require.NoError(t, err)
-	require.EqualValues(t, 10, state.Remaining)
+	require.EqualValues(t, 10, remaining(t, s, "k"))
 	require.Equal(t, backend.Rejected, class(t, l.await(false)))
 }
 

@@ -64,21 +64,21 @@ func (x *nodes) keys(node *redistest.Server, name string, n int) (list []string)
 }
 
 // take takes a token of each key.
-func (x *nodes) take(ctx context.Context, keys []string, check func(backend.TakeReply, error)) {
+func (x *nodes) take(ctx context.Context, keys []string, check func(backend.Reply, error)) {
 	for _, key := range keys {
 		x.wg.Go(func() {
-			check(x.Take(ctx, backend.TakeRequest{Key: key, Limit: backend.Limit{Tokens: 1000, Window: time.Hour}, Tokens: 1}))
+			check(charge(ctx, x, key, backend.Limit{Tokens: 1000, Window: time.Hour}, 1))
 		})
 	}
 }
 
-func (x *nodes) allowed(r backend.TakeReply, err error) {
+func (x *nodes) allowed(r backend.Reply, err error) {
 	assert.NoError(x.t, err)
-	assert.True(x.t, r.Allowed)
+	assert.True(x.t, r.Grant == 1)
 }
 
 // jam makes the node hang under a call in each pipeline and queues one for each key.
-func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.TakeReply, error)) {
+func (x *nodes) jam(node *redistest.Server, keys []string, check func(backend.Reply, error)) {
 	x.t.Helper()
 	g, proxy := x.Store.group(x.t.Context(), "{"+keys[0]+"}"), x.proxies[node]
 	require.NotSame(x.t, x.whole, g)
@@ -139,18 +139,18 @@ func TestSlotMoves(t *testing.T) {
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]
-	used := func() string { return to.Client().Get(t.Context(), "{"+key+"}").Val() }
-	tag, slot := "{"+key+"}", x.cluster.SlotOf(key)
+	used := func() string { return to.Client().Get(t.Context(), "{"+key+"}:3600s").Val() }
+	count, slot := "{"+key+"}:3600s", x.cluster.SlotOf(key)
 
 	x.take(t.Context(), []string{key}, x.allowed) // a window is open
 	x.wg.Wait()
 	x.jam(from, repeated(key, n), x.allowed)
 	x.cluster.OpenSlot(from, to, slot)
-	from.MigrateKeys(to, tag, tag+":exp") // a command of several keys is served there once all have come
+	from.MigrateKeys(to, count, count+":exp")
 	x.proxies[from].Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, n, to.Calls("evalsha"), "each was asked for there")
-	require.EqualValues(t, 2*n, to.Calls("asking"), "again without a ledger, because the key has none")
+	require.EqualValues(t, n, to.Calls("asking"), "by its first key, because it has no ledger")
 
 	x.jam(from, repeated(key, n), x.allowed)
 	x.cluster.Reshard(from, to, []int{slot})
@@ -169,7 +169,7 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]
 	lost := make(chan error, n)
-	x.jam(from, repeated(key, n), func(_ backend.TakeReply, err error) { lost <- err })
+	x.jam(from, repeated(key, n), func(_ backend.Reply, err error) { lost <- err })
 	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})
 	x.proxies[to].SwallowReply("{"+key+"}", 10*n)
 	x.proxies[from].Hold(false)
@@ -182,7 +182,7 @@ func TestSlotMovesAndReplyIsLost(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, x.proxies[to].Swallowed(), int64(n), "of calls, and of looks for the slot's master")
 	require.EqualValues(t, n, to.Calls("evalsha"))
-	require.Equal(t, fmt.Sprint(n), to.Client().Get(t.Context(), "{"+key+"}").Val())
+	require.Equal(t, fmt.Sprint(n), to.Client().Get(t.Context(), "{"+key+"}:3600s").Val())
 }
 
 // TestGoneNode: a node's client that go-redis has closed is no end of the calls.
@@ -205,17 +205,15 @@ func TestSlotIsOnBothSides(t *testing.T) {
 	x := newNodes(t)
 	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
 	key := x.keys(from, "k", 1)[0]
-	tag := "{" + key + "}"
-	x.take(t.Context(), []string{key}, x.allowed)
-	x.wg.Wait()
+	count := "{" + key + "}:60s"
+	x.allowed(charge(t.Context(), x, key, limit10, 1))
 	x.cluster.OpenSlot(from, to, x.cluster.SlotOf(key))
-	from.MigrateKeys(to, tag) // its end has not gone
+	from.MigrateKeys(to, count) // its end has not gone
 	_, err := charge(t.Context(), x, key, limit10, 1)
 	requireRow(t, backend.Unavailable, true, err)
 	require.Zero(t, to.Calls("evalsha"))
 	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})
-	x.take(t.Context(), []string{key}, x.allowed)
-	x.wg.Wait()
+	x.allowed(charge(t.Context(), x, key, limit10, 1))
 	require.EqualValues(t, 1, to.Calls("evalsha"))
-	require.Equal(t, "2", to.Client().Get(t.Context(), tag).Val())
+	require.Equal(t, "2", to.Client().Get(t.Context(), count).Val())
 }

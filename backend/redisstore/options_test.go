@@ -140,7 +140,7 @@ func TestOpenShards(t *testing.T) {
 			return err == nil && state.Remaining <= 7
 		}, 10*time.Second, time.Millisecond)
 		require.Positive(t, at.Replicas[0].Calls("evalsha_ro", "eval_ro"))
-		require.Positive(t, at.Primary.Client().Exists(t.Context(), "api:{"+key+"}").Val())
+		require.Positive(t, at.Primary.Client().Exists(t.Context(), "api:{"+key+"}:60s").Val())
 	}
 	_, err = redisstore.OpenShards(nil)
 	require.Error(t, err)

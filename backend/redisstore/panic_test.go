@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )

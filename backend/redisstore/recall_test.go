@@ -110,7 +110,7 @@ func (v *visited) balanced(key string, used int64) {
 	}
 	inside, err := v.stores[3].Inspect(v.t.Context(), key)
 	require.NoError(v.t, err)
-	assert.Equal(v.t, used, inside.Used)
+	assert.Equal(v.t, used, inside[0].Used)
 }
 
 // TestRecall: before a process refuses, what lies idle in others comes back, also if a message is
@@ -139,9 +139,9 @@ func TestRecall(t *testing.T) {
 			func(v *visited) {
 				in, err := v.stores[3].Inspect(t.Context(), "k")
 				require.NoError(v.t, err)
-				got, err := rate.Run(t.Context(), v.server.Client(), []string{"{k}"}, 5, in.Window.Time().Unix(), time.Now().Unix()).Int64Slice()
+				got, err := rate.Run(t.Context(), v.server.Client(), []string{"{k}:3600s"}, 5, in[0].Window.Time().Unix(), time.Now().Unix()).Int64Slice()
 				require.NoError(v.t, err)
-				require.Equal(v.t, in.Window.Time().Unix(), got[1])
+				require.Equal(v.t, in[0].Window.Time().Unix(), got[1])
 			},
 			func(*visited) bool { return true }, 5,
 		},

@@ -47,8 +47,8 @@ var refusals = []refusal{
 			return redis.HasErrorPrefix(x.admin.Ping(context.Background()).Err(), "BUSY")
 		}, soon, time.Millisecond)
 	}, func(x *refusing) { x.do("script", "kill") }},
-	{"WRONGTYPE", backend.Rejected, func(x *refusing) { x.do("rpush", "{k}", "a") }, func(x *refusing) { x.do("del", "{k}") }},
-	{"BADSTATE", backend.Rejected, func(x *refusing) { x.do("mset", "{k}", "many", "{k}:exp", time.Now().Unix()+60) }, func(x *refusing) { x.do("del", "{k}", "{k}:exp") }},
+	{"WRONGTYPE", backend.Rejected, func(x *refusing) { x.do("rpush", "{k}:60s:own", "a") }, func(x *refusing) { x.do("del", "{k}:60s:own") }},
+	{"BADSTATE", backend.Rejected, func(x *refusing) { x.do("mset", "{k}:60s", "many", "{k}:60s:exp", "soon") }, func(x *refusing) { x.do("del", "{k}:60s", "{k}:60s:exp") }},
 	{"NOPERM", backend.Rejected, func(x *refusing) { x.do("acl", "setuser", "default", "-evalsha", "-eval") }, func(x *refusing) { x.do("acl", "setuser", "default", "+evalsha", "+eval") }},
 	{"NOPERM", backend.Rejected, func(x *refusing) { x.do("acl", "setuser", "default", "resetkeys", "~other") }, func(x *refusing) { x.do("acl", "setuser", "default", "allkeys") }},
 }
@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 				x.do("script", "load", sc.source)
 			}
 			r.start(x)
-			for _, sc := range []*script{syncScript, takeScript} {
+			for _, sc := range []*script{syncScript, resetScript} {
 				err := one(t.Context(), x.store, sc)
 				failure, ok := errors.AsType[*backend.Error](err)
 				require.True(t, ok, "%v", err)
@@ -73,8 +73,8 @@ func TestRefusals(t *testing.T) {
 				require.Equal(t, r.class, failure.Class)
 			}
 			r.end(x)
-			require.Zero(t, x.admin.Exists(t.Context(), "{k}", "{k}:exp", "{k}:own").Val())
-			require.Eventually(t, func() bool { return one(t.Context(), x.store, takeScript) == nil }, soon, time.Millisecond)
+			require.Zero(t, x.admin.Exists(t.Context(), "{k}:60s", "{k}:60s:exp", "{k}:60s:own").Val())
+			require.Eventually(t, func() bool { return one(t.Context(), x.store, syncScript) == nil }, soon, time.Millisecond)
 		})
 	}
 }
@@ -99,7 +99,7 @@ func TestRefusedConnection(t *testing.T) {
 				require.ErrorContains(t, err, "WRONGPASS")
 				require.Equal(t, backend.Rejected, faultOf(err).class)
 			}
-			err := one(t.Context(), s, takeScript)
+			err := one(t.Context(), s, syncScript)
 			require.ErrorContains(t, err, "WRONGPASS")
 			failure, ok := errors.AsType[*backend.Error](err)
 			require.True(t, ok, "%v", err)
@@ -114,7 +114,7 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 	var batch []*call
 	for range n {
 		require.True(t, s.calls.Begin())
-		batch = append(batch, s.newCall(t.Context(), request{script: takeScript, key: "k"}))
+		batch = append(batch, s.newCall(t.Context(), request{script: syncScript, key: "k", limit: limit10}))
 	}
 	s.whole.send(batch, false)
 	s.whole.complete(batch)

@@ -11,73 +11,67 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-var resetK = backend.ResetRequest{Key: "k", Limit: limit10}
-
-// TestResetLayout: what lies in Redis after a reset, and that no script forgets what
-// the ledger says of it.
+// TestResetLayout: what lies in Redis after a reset, also of a counter that has no ledger yet or no window, and that what
+// is void stays so.
 func TestResetLayout(t *testing.T) {
 	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	old := take(t, s, "k", 10).Window
-	require.Zero(t, client.Exists(t.Context(), "{k}:own").Val(), "no ledger yet")
-	state, err := s.Reset(t.Context(), resetK)
-	require.NoError(t, err)
-	w := state.Window
-	require.NotEqual(t, old, w)
-	require.Equal(t, "0", client.Get(t.Context(), "{k}").Val())
-	whole(t, client, w)
-	require.Equal(t, map[string]string{"w": fmt.Sprintf("%d 0 0 0 0 0 1", w), "era": "1"}, client.HGetAll(t.Context(), "{k}:own").Val())
-	require.Equal(t, int64(w)+1000, client.PExpireTime(t.Context(), "{k}:own").Val().Milliseconds())
-
-	late := backend.SyncRequest{Key: "k", Client: "a", Limit: limit10, Window: old, Granted: 10, Want: 1, Exact: true}
-	for i, rewrite := range []func() error{
-		func() error { _, err := s.Sync(t.Context(), late); return err },
-		func() error {
-			_, err := s.Settle(t.Context(), backend.SettleRequest{Key: "k", Window: w, Tokens: -1, Limit: 10})
-			return err
+	s, ctx := redisstore.New(client), t.Context()
+	const count, end, own = "{k}:60s", "{k}:60s:exp", "{k}:60s:own"
+	h := newHolder(s, "a.1", "k", limit10)
+	var last int64
+	for i, before := range []func() backend.Window{
+		func() backend.Window { return backend.Window{} },
+		func() backend.Window { return take(t, s, "k", 10).Window },
+		func() backend.Window {
+			r, err := h.ask(ctx, 4, 0)
+			require.NoError(t, err)
+			return r.Window
 		},
-		func() error { // a sign of loss, and the limit is exhausted
-			_, err := s.Sync(t.Context(), backend.SyncRequest{Key: "k", Client: "c", Limit: limit10, Window: w, Granted: 10, Debt: 3})
-			return err
-		},
+		func() backend.Window { return backend.Window{Gen: last} },
 	} {
-		before := client.HGet(t.Context(), "{k}:own", "w").Val()
-		require.NoError(t, rewrite())
-		require.Regexp(t, fmt.Sprintf(`^%d \d+ \d+ \d+ \d+ \d+ 1(\+\d+)?$`, w), client.HGet(t.Context(), "{k}:own", "w").Val(), "%d", i)
-		if i != 1 { // a settlement has changed the count alone
-			require.NotEqual(t, before, client.HGet(t.Context(), "{k}:own", "w").Val())
-		}
-		late.Client, late.Want = fmt.Sprint("late", i), 0
-		got, err := s.Sync(t.Context(), late)
+		want := before()
+		void, err := s.Reset(ctx, "k", limit10)
 		require.NoError(t, err)
-		require.False(t, got.Carried)
-		require.Zero(t, got.Granted)
+		require.Equal(t, want, void, "%d", i)
+		require.Equal(t, "0", client.Get(ctx, count).Val())
+		require.Equal(t, "0", client.Get(ctx, end).Val())
+		head, clients := client.HGet(ctx, own, "head").Val(), int64(0)
+		gen := int64(0)
+		_, err = fmt.Sscanf(head, "0.%d 0 %d", &gen, &clients)
+		require.NoError(t, err, head)
+		require.Greater(t, gen, last, "each reset begins a generation")
+		last = gen
+		at := expiries(t, client, count)
+		require.Equal(t, []int64{at[0], at[0], at[0]}, at)
+		require.EqualValues(t, 10, remaining(t, s, "k"))
 	}
+	require.EqualValues(t, 4, h.next.Mine, "the holder has not heard of it")
+	r, err := h.ask(ctx, 0, 0)
+	require.NoError(t, err)
+	require.Zero(t, r.Mine)
+	require.Zero(t, r.Window.End, "what it states is charged to nobody")
+	require.EqualValues(t, 10, remaining(t, s, "k"))
+	r, err = h.ask(ctx, 3, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, r.Mine)
+	require.Equal(t, last, r.Window.Gen)
 }
 
 // TestResetIsReplicated: with WithReplicaAck, a reset that a failover may forget is an
-// error that says so; one that changed nothing waits for no replica.
+// error that says so.
 func TestResetIsReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
-	s := p.store(brief)
-	_, err := p.store(brief).Reset(t.Context(), resetK)
-	require.NoError(t, err)
 	take(t, p.store(brief*500), "k", 9)
 	p.link.Hold(true)
-	_, err = s.Reset(t.Context(), resetK)
+	_, err := p.store(brief).Reset(t.Context(), "k", limit10)
 	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
 	require.Equal(t, backend.Unknown, class(t, err))
 	require.Equal(t, "0", p.used(t, p.Primary))
 	require.Equal(t, "9", p.used(t, p.Replicas[0]))
-	other := resetK
-	other.Limit.Window *= 2
-	state, err := s.Reset(t.Context(), other)
-	require.NoError(t, err)
-	require.Equal(t, limit10.Window, state.Length)
 	require.Positive(t, p.link.Held())
 
 	p.link.Hold(false)
-	_, err = p.store(brief*500).Reset(t.Context(), resetK)
+	_, err = p.store(brief*500).Reset(t.Context(), "k", limit10)
 	require.NoError(t, err)
 	require.Equal(t, "0", p.used(t, p.Replicas[0]), "no later than the answer")
 }

@@ -105,7 +105,7 @@ func TestSentinelFailover(t *testing.T) {
 	require.NoError(t, err)
 	primary, replica := servers.Primary.Client(), servers.Replicas[0].Client()
 	require.Eventually(t, func() bool { // batches are ordered ahead, so both may still change
-		return primary.Get(t.Context(), "{k}").Val() == replica.Get(t.Context(), "{k}").Val()
+		return primary.Get(t.Context(), "{k}:3600s").Val() == replica.Get(t.Context(), "{k}:3600s").Val()
 	}, 5*time.Second, 2*time.Millisecond)
 
 	servers.Primary.Kill()

@@ -27,26 +27,26 @@ type forgetful struct {
 	client *redis.Client
 }
 
-func (f forgetful) LoseLedger(ctx context.Context, key string) error {
-	return f.client.Del(ctx, "{"+key+"}:own").Err()
+func (f forgetful) LoseLedger(ctx context.Context, key, counter string) error {
+	return f.client.Del(ctx, "{"+key+"}:"+counter+":own").Err()
 }
 
 // LoseCount and LoseEnd delete half of a window.
-func (f forgetful) LoseCount(ctx context.Context, key string) error {
-	return f.client.Del(ctx, "{"+key+"}").Err()
+func (f forgetful) LoseCount(ctx context.Context, key, counter string) error {
+	return f.client.Del(ctx, "{"+key+"}:"+counter).Err()
 }
 
-func (f forgetful) LoseEnd(ctx context.Context, key string) error {
-	return f.client.Del(ctx, "{"+key+"}:exp").Err()
+func (f forgetful) LoseEnd(ctx context.Context, key, counter string) error {
+	return f.client.Del(ctx, "{"+key+"}:"+counter+":exp").Err()
 }
 
 // LoseRing deletes a rolling limit, and KeepRing lets none expire.
-func (f forgetful) LoseRing(ctx context.Context, key string) error {
-	return f.client.Del(ctx, "{"+key+"}:roll").Err()
+func (f forgetful) LoseRing(ctx context.Context, key, counter string) error {
+	return f.client.Del(ctx, "{"+key+"}:"+counter).Err()
 }
 
-func (f forgetful) KeepRing(ctx context.Context, key string) error {
-	return f.client.Persist(ctx, "{"+key+"}:roll").Err()
+func (f forgetful) KeepRing(ctx context.Context, key, counter string) error {
+	return f.client.Persist(ctx, "{"+key+"}:"+counter).Err()
 }
 
 func TestSuite(t *testing.T) {
@@ -103,7 +103,7 @@ func TestCheckOnReplica(t *testing.T) {
 	link.Hold(true)
 	take(t, s, "k", 6)
 	require.EqualValues(t, 6, remaining(t, s, "k"))
-	require.False(t, take(t, s, "k", 1).Allowed)
+	require.Zero(t, take(t, s, "k", 1).Grant)
 	link.Hold(false)
 	caughtUp(t, replica, "k", 10)
 

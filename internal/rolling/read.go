@@ -17,7 +17,7 @@ func Read(fields map[string]string) (Ring, bool) {
 	if len(fields) == 0 {
 		return Ring{}, true
 	}
-	h, c := numbers(fields["h"], 6), numbers(fields["c"], 10)
+	h, c := numbers(fields["h"], 6), numbers(fields["c"], 8)
 	length := time.Duration(c[0]) * time.Millisecond
 	if h[0] <= 0 || length < backend.MinRolling || length > backend.MaxWindow {
 		return Ring{}, false
@@ -32,7 +32,7 @@ func Read(fields map[string]string) (Ring, bool) {
 	since1 := func(n int64) int64 { return max(after(n)-1, 0) }
 	r := Ring{own: make(map[string]account), sums: sums{
 		length: length, last: since + h[1], sum: h[2], total: h[3], present: h[4], idle: h[5], ahead: c[1], learn: after(c[2]),
-		void: since1(c[3]), out: c[6], at: since1(c[7]), calls: c[8],
+		void: since1(c[3]), out: c[4], at: since1(c[5]), calls: c[6],
 	}}
 	r.low = backend.Slice(r.last, length) - backend.Slices
 	for name, text := range fields {
@@ -41,7 +41,7 @@ func Read(fields map[string]string) (Ring, bool) {
 			if m == nil {
 				return Ring{}, false
 			}
-			if numbers(m[5], 1)[0] != c[9] {
+			if numbers(m[5], 1)[0] != c[7] {
 				continue
 			}
 			n := numbers(m[2], 7)

@@ -18,7 +18,7 @@ if limiter == '' then
     call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
     call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
   elseif stop > 0 and used ~= was then
-    call('INCRBY', KEYS[1], format('%d', used - count))
+    call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
   return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant, 0, 0, 0, 0 }
 end

@@ -10,7 +10,7 @@ end
 idle = idle - spare + held
 if called then out = out - 1 end
 
-if used > was and not timed then call('INCRBY', KEYS[1], format('%d', used - count)) end
+if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPTTL') end
 local own = format('%d', mine)
 local all = sum == mine and own or format('%d', sum)
 local text = clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
@@ -33,5 +33,5 @@ if timed then
   call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
   call('SET', KEYS[1], used == sum and all or format('%d', used), 'PXAT', gone)
 elseif used < was then
-  call('INCRBY', KEYS[1], format('%d', used - count))
+  call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
 end
