@@ -201,9 +201,10 @@ type granting struct {
 	ends time.Time
 }
 
-func (g granting) Sync(_ context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	state := backend.State{Window: backend.Window(g.ends.UnixMilli()), Left: time.Until(g.ends), Remaining: r.Limit.Tokens - 1}
-	return backend.SyncReply{State: state, Grant: r.Need, Granted: r.Granted + r.Need, Returned: r.Returned, Clients: 1}, nil
+func (g granting) Sync(_ context.Context, q backend.Statement) (backend.Reply, error) {
+	state := backend.State{Window: backend.Window{End: g.ends.UnixMilli()}, Left: time.Until(g.ends), Remaining: q.Limit.Tokens - 1}
+	mine := q.Mine + q.Change + q.Need
+	return backend.Reply{State: state, Now: time.Now().UnixMicro(), Grant: q.Need, Mine: mine, Used: mine, Clients: 1}, nil
 }
 
 func openGranting(r *rig) peer {

@@ -104,8 +104,8 @@ var (
 	scripts = []string{"evalsha", "eval"}
 
 	ours   = kind{name: "reservoir", every: inMemory, sends: scripts, open: openRedis("ours:")}
-	direct = calling("reservoir, direct", openRedis("direct:", reservoir.WithDirect()))
-	cold   = calling("reservoir", openRedis("ours:")) // new keys: every request calls
+	direct = kind{name: "reservoir, direct", every: 1, sends: scripts, open: openRedis("direct:", reservoir.WithDirect())} // callers share calls
+	cold   = calling("reservoir", openRedis("ours:"))                                                                      // new keys: every request calls
 
 	ruleShare    = kind{name: "Rockset's rule, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(false)}
 	listingShare = kind{name: "Rockset's listing, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(true)}
@@ -204,27 +204,29 @@ func openThrottled(attempts int) func(*rig) peer {
 	}
 }
 
-const takeAllowed = 8 // the first number of lua.Take's reply
+// granted is where the reply of lua.Sync has the tokens that were granted.
+const granted = 6
+
+// counterOf has the keys of a counter.
+func counterOf(name string) []string { return []string{name, name + ":exp", name + ":own"} }
 
 func openEvalsha(r *rig) peer {
-	script := redis.NewScript(lua.Take)
+	script := redis.NewScript(lua.Sync)
 	tokens, window := r.limit.Tokens, r.limit.Window.Milliseconds()
 	return asking(func(ctx context.Context, key string) (bool, error) {
-		tag := "evalsha:{" + key + "}"
-		reply, err := script.Run(ctx, r.goRedis, []string{tag, tag + ":exp"}, 1, tokens, window, 0, 0, 0, 0, "").Int64Slice()
-		return err == nil && reply[0] == takeAllowed, err
+		reply, err := script.Run(ctx, r.goRedis, counterOf("evalsha:{"+key+"}"), "", tokens, window, 1, 0, 0).Int64Slice()
+		return err == nil && reply[granted] == 1, err
 	})
 }
 
 // openRueidis shares pipelines between concurrent requests, as rueidis does.
 func openRueidis(r *rig) peer {
-	script := rueidis.NewLuaScript(lua.Take)
+	script := rueidis.NewLuaScript(lua.Sync)
 	tokens, window := strconv.FormatInt(r.limit.Tokens, 10), strconv.FormatInt(r.limit.Window.Milliseconds(), 10)
-	args := []string{"1", tokens, window, "0", "0", "0", "0", ""}
+	args := []string{"", tokens, window, "1", "0", "0"}
 	return asking(func(ctx context.Context, key string) (bool, error) {
-		tag := "rueidis:{" + key + "}"
-		reply, err := script.Exec(ctx, r.rueidis, []string{tag, tag + ":exp"}, args).AsIntSlice()
-		return err == nil && reply[0] == takeAllowed, err
+		reply, err := script.Exec(ctx, r.rueidis, counterOf("rueidis:{"+key+"}"), args).AsIntSlice()
+		return err == nil && reply[granted] == 1, err
 	})
 }
 

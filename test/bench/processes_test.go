@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -82,7 +81,7 @@ func (h *held) until(ctx context.Context, l *reservoir.Limiter, from time.Time, 
 type answer struct {
 	Begin   int64 // in Unix nanoseconds
 	Took    time.Duration
-	Window  backend.Window // 0 = there are no windows
+	Window  int64 // its end, Unix ms; 0 = there are no windows
 	Key     int32
 	Allowed bool
 	Failed  bool

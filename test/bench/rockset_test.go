@@ -61,14 +61,14 @@ func (r *Rockset) Allow(ctx context.Context, key string) (bool, error) {
 	return allowed, err
 }
 
-// AllowIn is Allow, and also returns the window of the answer.
-func (r *Rockset) AllowIn(ctx context.Context, key string) (allowed bool, w backend.Window, err error) {
+// AllowIn is Allow, and also returns the end of the window of the answer, Unix ms.
+func (r *Rockset) AllowIn(ctx context.Context, key string) (allowed bool, end int64, err error) {
 	allowed, alone, w, err := r.share(ctx, key, r.keys.get(key, newRocksetKey))
 	if alone {
 		reply, err := r.take(ctx, key, 1)
-		return reply.Allowed, reply.Window, err
+		return reply.Grant > 0, reply.Window.End, err
 	}
-	return allowed, w, err
+	return allowed, w.End, err
 }
 
 // share takes from the batch, or reports that the request has to go to Redis alone.
@@ -83,7 +83,7 @@ func (r *Rockset) share(ctx context.Context, key string, k *rocksetKey) (allowed
 		f = &rocksetFetch{reserved: 1}
 		err = r.run(ctx, key, k, f)
 	case r.Listing && f.reserved == r.Batch:
-		return false, true, 0, nil
+		return false, true, backend.Window{}, nil
 	default:
 		f.reserved++
 		for !f.over {
@@ -103,7 +103,7 @@ func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rockset
 	k.mu.Unlock()
 	reply, err := r.take(ctx, key, size)
 	k.mu.Lock()
-	k.fetch, f.over, f.success, f.window = nil, true, reply.Allowed, reply.Window
+	k.fetch, f.over, f.success, f.window = nil, true, reply.Grant > 0, reply.Window
 	if f.success {
 		k.size, k.tokens, k.window, k.expires = size, size, reply.Window, time.Now().Add(reply.Left)
 		if r.Listing {
@@ -127,8 +127,8 @@ func (r *Rockset) next(k *rocksetKey) int64 {
 	return k.size
 }
 
-func (r *Rockset) take(ctx context.Context, key string, n int64) (backend.TakeReply, error) {
-	return r.Store.Take(ctx, backend.TakeRequest{Key: key, Limit: r.Limit, Tokens: n})
+func (r *Rockset) take(ctx context.Context, key string, n int64) (backend.Reply, error) {
+	return r.Store.Sync(ctx, backend.Statement{Key: key, Limit: r.Limit, Need: n})
 }
 
 func newRocksetKey() *rocksetKey {

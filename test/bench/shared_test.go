@@ -69,8 +69,8 @@ type sharer struct {
 
 // opened is a way to limit in one process.
 type opened struct {
-	// ask asks for a token, and returns the answer and the window that it is about.
-	ask     func(ctx context.Context, key string) (bool, backend.Window, error)
+	// ask asks for a token, and returns the answer and the end of the window that it is about, Unix ms; 0 = there is none.
+	ask     func(ctx context.Context, key string) (bool, int64, error)
 	limiter *reservoir.Limiter // nil if it is not ours
 }
 
@@ -105,9 +105,9 @@ func openShared(opts ...reservoir.Option) func(context.Context, *redis.Client, s
 }
 
 func asLimiter(l *reservoir.Limiter) opened {
-	return opened{func(ctx context.Context, key string) (bool, backend.Window, error) {
+	return opened{func(ctx context.Context, key string) (bool, int64, error) {
 		r, err := l.Allow(ctx, key)
-		return r.Allowed, backend.Window(r.Reset.UnixMilli()), err
+		return r.Allowed, r.Reset.UnixMilli(), err
 	}, l}
 }
 
@@ -129,7 +129,7 @@ func openSharedRate(ctx context.Context, c *redis.Client, s shared) (opened, err
 			return opened{}, err
 		}
 	}
-	return opened{func(ctx context.Context, key string) (bool, backend.Window, error) {
+	return opened{func(ctx context.Context, key string) (bool, int64, error) {
 		r, err := l.Allow(ctx, key, limit)
 		return err == nil && r.Allowed > 0, 0, err
 	}, nil}, nil
@@ -169,7 +169,7 @@ func (s shared) judge(name string, r told, begin time.Time) sharedLine {
 		if byUser[a.Key] == nil {
 			byUser[a.Key] = map[int64][]answer{}
 		}
-		window := int64(a.Window)
+		window := a.Window
 		if a.Failed || window == 0 {
 			window = (a.Begin - begin.UnixNano()) / int64(s.limit.Window)
 		}
