@@ -17,42 +17,51 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-const inspectAbout = `Shows what a store holds for a key: the tokens charged in its open window (spent or
-held by a process), the end of the window, and each client's share (granted and not
-given back). It also shows the faults that a limiter would have with these servers:
+const inspectAbout = `Shows what a store holds for a key: for each of its counters (60s, day@Europe/Berlin,
+60s:roll …) that has an open window, the tokens charged in it (spent or held by a process),
+its end, and each client's part. Two counters where you expect one mean that
+processes use limits of two lengths or kinds. On a server it walks over all keys of the database,
+in a cluster over those of a slot. It also shows the faults that a limiter would have with these servers:
 see redisstore.Store.Verify. For that it makes some calls on a key of its own.`
 
 // inspection is what a store holds for a key.
 type inspection struct {
-	Name      string    `json:"name,omitempty"` // of the limit
-	Key       string    `json:"key"`
-	Open      bool      `json:"open"` // a window is open
+	Name     string    `json:"name,omitempty"` // of the limit
+	Key      string    `json:"key"`
+	Counters []counter `json:"counters"` // whose windows are open
+	Faults   []string  `json:"faults,omitempty"`
+}
+
+// counter is what a store holds in one counter.
+type counter struct {
+	Counter   string    `json:"counter"`
 	Charged   int64     `json:"charged"`
 	Limit     *int64    `json:"limit,omitempty"`     // nil without -limit,
 	Remaining *int64    `json:"remaining,omitempty"` // because stores do not record limits
-	Reset     string    `json:"reset,omitempty"`
-	ResetMS   int64     `json:"reset_unix_ms,omitempty"`
+	Reset     string    `json:"reset"`
+	ResetMS   int64     `json:"reset_unix_ms"`
 	LeftMS    int64     `json:"left_ms"`
 	Clients   []account `json:"clients"`
-	Direct    int64     `json:"no_clients"` // part of Charged: direct calls, programs without a ledger, debt
-	Faults    []string  `json:"faults,omitempty"`
+	Direct    int64     `json:"no_clients"` // part of Charged: calls without an account, other programs, clients that the store has lost
 }
 
 type account struct {
-	Client   string  `json:"client"`
-	Granted  int64   `json:"granted"`
-	Returned int64   `json:"returned"`
-	Share    float64 `json:"share"` // of Charged
+	Client  string  `json:"client"`
+	Charged int64   `json:"charged"`
+	Idle    int64   `json:"idle"`
+	Share   float64 `json:"share"` // of all that is charged
 }
 
 // look is a command that reads keys.
 type look struct {
 	common
 	*flagSet
-	name  string
-	limit int64 // 0 = not given
-	redis *opened
-	full  string // the store's name for the key
+	name    string
+	counter string         // "" = all
+	of      *backend.Limit // counter's
+	limit   int64          // 0 = not given
+	redis   *opened
+	full    string // the store's name for the key
 }
 
 func newLook(f *flagSet) *look {
@@ -60,12 +69,16 @@ func newLook(f *flagSet) *look {
 	f.want, f.validate = 1, l.validate
 	f.commonFlags(&l.common)
 	f.StringVar(&l.name, "name", "", "`name` of the limit, if the programs give it one by WithName")
+	f.StringVar(&l.counter, "counter", "", "`name` of one counter, as inspect shows it: 60s, 1500ms, day@Europe/Berlin, 60s:roll")
 	f.Int64Var(&l.limit, "limit", 0, "`tokens` per window, to show how many remain")
 	return l
 }
 
 func (l *look) validate() (err error) {
 	l.full, err = storeKey(l.name, l.Arg(0))
+	if l.counter != "" && err == nil {
+		l.of, err = limitOf(l.counter)
+	}
 	return cmp.Or(err, kept(
 		rule{l.limit > 0 || !l.given("limit"), "limit", "1 or more"},
 		rule{l.store != memory, "store", "a Redis, because a store in memory holds nothing for other processes"},
@@ -92,30 +105,59 @@ func storeKey(name, key string) (string, error) {
 	return full, cmp.Or(judged("name", err), judged("", backend.ValidateKey(key)), judged("", backend.ValidateKey(full)))
 }
 
+// periods are the calendar's, by name.
+var periods = map[string]backend.Period{"day": backend.Day, "week": backend.Week, "month": backend.Month}
+
+// limitOf returns a limit that counts in the counter.
+func limitOf(name string) (*backend.Limit, error) {
+	l := backend.Limit{Tokens: 1}
+	length, rolls := strings.CutSuffix(name, ":roll")
+	if period, zone, ok := strings.Cut(name, "@"); ok {
+		l.Window, l.Calendar.Period = 24*time.Hour, periods[period]
+		l.Calendar.Zone, _ = time.LoadLocation(zone)
+	} else {
+		l.Window, _ = time.ParseDuration(length)
+		l.Rolls = rolls
+	}
+	if l.Validate() != nil || l.Counter() != name {
+		return nil, usagef("bad value for flag -counter: want a name as 60s, 1500ms, 60s:roll or day@Europe/Berlin")
+	}
+	return &l, nil
+}
+
 func (l *look) inspect(ctx context.Context) (*inspection, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := l.redis.Store.(backend.Inspector).Inspect(ctx, l.full) // open makes no other stores for a look
+	all, err := l.redis.Store.(backend.Inspector).Inspect(ctx, l.full) // open makes no other stores for a look
 	if err != nil {
 		return nil, l.redis.named(err)
 	}
-	i := &inspection{Open: c.Window != 0, Charged: c.Used, Clients: []account{}, Direct: c.Used}
+	i := &inspection{Counters: []counter{}}
 	i.Name, i.Key = placement.Split(l.full)
+	for _, c := range all {
+		if l.counter == "" || l.counter == c.Counter {
+			i.Counters = append(i.Counters, l.counted(c))
+		}
+	}
+	return i, nil
+}
+
+// counted is the contents of a counter as the command shows it.
+func (l *look) counted(c backend.Contents) counter {
+	out := counter{
+		Counter: c.Counter, Charged: c.Used, Direct: c.Used, Clients: []account{}, ResetMS: c.Window.End, LeftMS: c.Left.Milliseconds(),
+		Reset: c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00"), // RFC 3339, as precise as a window's end
+	}
 	if l.limit > 0 {
 		rest := max(l.limit-c.Used, 0)
-		i.Limit, i.Remaining = &l.limit, &rest
-	}
-	if i.Open {
-		i.Reset = c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00") // RFC 3339, as precise as a window's end
-		i.ResetMS, i.LeftMS = int64(c.Window), c.Left.Milliseconds()
+		out.Limit, out.Remaining = &l.limit, &rest
 	}
 	for _, a := range c.Clients {
-		held := max(a.Granted-a.Returned, 0) // what is returned may be debt
-		i.Direct -= held
-		i.Clients = append(i.Clients, account{a.Client, a.Granted, a.Returned, sim.Ratio(held, c.Used)})
+		out.Direct -= a.Mine
+		out.Clients = append(out.Clients, account{a.Client, a.Mine, a.Idle, sim.Ratio(a.Mine, c.Used)})
 	}
-	i.Direct = max(i.Direct, 0)
-	return i, nil
+	out.Direct = max(out.Direct, 0)
+	return out
 }
 
 func inspectFlags(f *flagSet) action {
@@ -151,9 +193,7 @@ func (i *inspection) text() string {
 	if i.Name != "" {
 		s = fmt.Sprintf("name       %s\n", quoted(i.Name)) + s
 	}
-	if i.Open {
-		s += fmt.Sprintf("charged    %s, spent or held by a process\n", table.Commas(i.Charged))
-	} else {
+	if len(i.Counters) == 0 {
 		s += "window     none is open: nothing has been charged since the last one ended\n"
 		if i.Name == "" {
 			s += "           (the keys of a limit with a name need -name)\n"
@@ -162,15 +202,13 @@ func (i *inspection) text() string {
 			s += "           (httplimit's keys begin with user: or addr:)\n"
 		}
 	}
-	if i.Limit != nil {
-		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*i.Remaining), table.Commas(*i.Limit))
+	charged := int64(0)
+	for _, c := range i.Counters {
+		s += c.text()
+		charged += c.Charged
 	}
-	if i.Open {
-		s += fmt.Sprintf("reset      %s, in %v\n", i.Reset, time.Duration(i.LeftMS)*time.Millisecond)
-	}
-	if i.Charged > 0 {
-		s += "\n" + table.Text(i.shares(), false)
-		s += "\nclient: a limiter of a process; share: of what is charged, granted less given back\n"
+	if charged > 0 {
+		s += "\nclient: a limiter of a process; charged: spent or held by it; idle: held, and needed by nobody there\n"
 	}
 	for n, fault := range i.Faults {
 		s += map[bool]string{true: "\n"}[n == 0] + "fault      " + fault + "\n"
@@ -178,63 +216,70 @@ func (i *inspection) text() string {
 	return s
 }
 
-// shares returns a row for each client, and one for what no client has, below a heading.
-func (i *inspection) shares() [][]string {
-	rows := [][]string{{"client", "share", "granted", "given back"}}
-	for _, a := range i.Clients {
-		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Granted), table.Commas(a.Returned)})
+func (c *counter) text() string {
+	s := fmt.Sprintf("\ncounter    %s\ncharged    %s, spent or held by a process\n", quoted(c.Counter), table.Commas(c.Charged))
+	if c.Limit != nil {
+		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*c.Remaining), table.Commas(*c.Limit))
 	}
-	if i.Direct > 0 {
-		rows = append(rows, []string{"direct calls", table.Percent(sim.Ratio(i.Direct, i.Charged)), table.Commas(i.Direct), "–"})
+	s += fmt.Sprintf("reset      %s, in %v\n", c.Reset, time.Duration(c.LeftMS)*time.Millisecond)
+	if c.Charged > 0 {
+		s += "\n" + table.Text(c.shares(), false)
+	}
+	return s
+}
+
+// shares returns a row for each client, and one for what no client has, below a heading.
+func (c *counter) shares() [][]string {
+	rows := [][]string{{"client", "share", "charged", "idle"}}
+	for _, a := range c.Clients {
+		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Charged), table.Commas(a.Idle)})
+	}
+	if c.Direct > 0 {
+		rows = append(rows, []string{"no client", table.Percent(sim.Ratio(c.Direct, c.Charged)), table.Commas(c.Direct), "–"})
 	}
 	return rows
 }
 
-const resetAbout = `Opens a fresh window for a key, in which nothing is charged, and shows it. Use it for
-a user who was limited by mistake. Processes learn of it by a message; one that gets
-none may spend what it holds of the old window until its next store call. Nothing
-happens if no window is open.`
+const resetAbout = `Ends the open windows of a key, so that the next request opens a fresh one, and shows what
+they had. Use it for a user who was limited by mistake. Without -counter it resets
+each counter that has an open window. Processes learn of it by a message; one that gets
+none may spend what it holds of the old window until its next store call.`
 
 func resetFlags(f *flagSet) action {
 	l := newLook(f)
-	calendar := f.Bool("calendar", false, "the fresh window ends when the open one does, for calendar limits (a\n"+
-		"millisecond earlier, because its end identifies a window)")
-	window := f.Duration("window", 0, "`length` of the limit's window")
-	f.validate = func() error {
-		return cmp.Or(l.validate(), judged("window", backend.Limit{Tokens: 1, Window: *window}.Validate()))
-	}
 	return l.then(func(ctx context.Context, stdout io.Writer) error {
 		was, err := l.inspect(ctx)
 		if err != nil {
 			return err
 		}
-		var end backend.Window
-		if *calendar {
-			end = backend.Window(was.ResetMS)
+		limits := []*backend.Limit{l.of}
+		if l.of == nil {
+			limits = nil
+			for _, c := range was.Counters {
+				limit, err := limitOf(c.Counter)
+				if err != nil {
+					return fmt.Errorf("the store holds a counter with a name that is none: %s", quoted(c.Counter))
+				}
+				limits = append(limits, limit)
+			}
 		}
-		done, err := l.reset(ctx, end, *window)
-		if err != nil {
-			return err
+		for _, limit := range limits {
+			if err := l.reset(ctx, *limit); err != nil {
+				return err
+			}
 		}
-		now, err := l.inspect(ctx)
-		if err != nil {
-			return err
+		text := was.text()
+		if len(was.Counters) > 0 {
+			text = "Reset. The key had:\n\n" + text
 		}
-		text := now.text()
-		if done {
-			text = fmt.Sprintf("A fresh window is open. The old one had %s charged.\n\n", table.Commas(was.Charged)) + text
-		}
-		return emit(stdout, l.json, now, text)
+		return emit(stdout, l.json, was, text)
 	})
 }
 
-// reset replaces the open window, if any and if it has that length, by a fresh one.
-func (l *look) reset(ctx context.Context, end backend.Window, window time.Duration) (done bool, err error) {
+// reset voids the window of the limit's counter.
+func (l *look) reset(ctx context.Context, limit backend.Limit) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	s, err := l.redis.Reset(ctx, backend.ResetRequest{Key: l.full, Limit: backend.Limit{Tokens: max(l.limit, 1), Window: window}, End: end})
-	if err == nil && s.Length != 0 {
-		return false, usagef("bad value for flag -window: the open window's length is %v", s.Length)
-	}
-	return s.Window != 0, l.redis.named(err)
+	_, err := l.redis.Reset(ctx, l.full, limit)
+	return l.redis.named(err)
 }

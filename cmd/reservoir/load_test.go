@@ -160,9 +160,9 @@ func TestLoadTextTellsWhichKeysWindows(t *testing.T) {
 // silent is a store that does not answer, as one on a busy machine in time.
 type silent struct{ backend.Store }
 
-func (s silent) Take(ctx context.Context, _ backend.TakeRequest) (backend.TakeReply, error) {
+func (s silent) Sync(ctx context.Context, _ backend.Statement) (backend.Reply, error) {
 	<-ctx.Done()
-	return backend.TakeReply{}, ctx.Err()
+	return backend.Reply{}, ctx.Err()
 }
 
 // A report of answers that came too late names the machine, which may be to blame. Other errors do not.
@@ -191,8 +191,8 @@ type refusing struct {
 	err   error
 }
 
-func (s refusing) Take(context.Context, backend.TakeRequest) (backend.TakeReply, error) {
-	return backend.TakeReply{}, &backend.Error{Op: "take", Class: s.class, Err: s.err}
+func (s refusing) Sync(context.Context, backend.Statement) (backend.Reply, error) {
+	return backend.Reply{}, &backend.Error{Op: "sync", Class: s.class, Err: s.err}
 }
 
 func TestReport(t *testing.T) {

@@ -38,7 +38,7 @@ type action func(ctx context.Context, stdout io.Writer) error
 var commands = []command{
 	{"load", "[flags]", "drive a limiter against a store and report", loadAbout, loadFlags},
 	{"inspect", "-store URL [flags] KEY", "show what a store holds for a key", inspectAbout, inspectFlags},
-	{"reset", "-store URL -window LENGTH [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
+	{"reset", "-store URL [flags] KEY", "give a key a fresh window", resetAbout, resetFlags},
 	{"tune", "[flags]", "replay a traffic under each batch policy and recommend one", tuneAbout, tuneFlags},
 }
 

@@ -66,32 +66,43 @@ func TestInspect(t *testing.T) {
 
 	o := invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Contains(t, o.stdout, "charged    1,234, spent or held by a process\nremaining  3,766 of 5,000\nreset      ")
+	require.Contains(t, o.stdout, "counter    3600s\ncharged    1,234, spent or held by a process\nremaining  3,766 of 5,000\nreset      ")
 	require.Contains(t, o.stdout, ", in 59m")
-	require.Regexp(t, `(?m)^client +share +granted +given back\n[A-Z0-9]+\.1 +100 % +[0-9,]+ +[0-9,]+\n\nclient: a limiter of a process; share: `, o.stdout)
+	require.Regexp(t, `(?m)^client +share +charged +idle\n[A-Z0-9.]+ +100 % +1,234 +[0-9,]+\n\nclient: a limiter of a process; charged: `, o.stdout)
 	require.NotContains(t, o.stdout, "httplimit")
 
 	o = invoke(t.Context(), "inspect", "-store", store, "-prefix", "p:", "-limit", "5000", "-format", "json", "key-0")
 	require.Equal(t, exitOK, o.status, o.stderr)
 	var i inspection
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
-	require.True(t, i.Open)
-	require.EqualValues(t, 1234, i.Charged)
-	require.EqualValues(t, 3766, *i.Remaining)
-	require.Equal(t, r.Windows[0].Reset, i.ResetMS)
-	reset, err := time.Parse(time.RFC3339, i.Reset)
+	require.Len(t, i.Counters, 1)
+	c := i.Counters[0]
+	require.Equal(t, "3600s", c.Counter)
+	require.EqualValues(t, 1234, c.Charged)
+	require.EqualValues(t, 3766, *c.Remaining)
+	require.Equal(t, r.Windows[0].Reset, c.ResetMS)
+	reset, err := time.Parse(time.RFC3339, c.Reset)
 	require.NoError(t, err)
-	require.Equal(t, i.ResetMS, reset.UnixMilli())
-	require.Equal(t, []account{{i.Clients[0].Client, r.TokensTaken, r.TokensReturned, 1}}, i.Clients)
+	require.Equal(t, c.ResetMS, reset.UnixMilli())
+	require.Equal(t, []account{{c.Clients[0].Client, 1234, 0, 1}}, c.Clients)
 
 	for _, args := range [][]string{{"key-1"}, {"-format", "json", "key-1"}, {"key-0"}} {
 		o = invoke(t.Context(), append([]string{"inspect", "-store", store}, args...)...)
 		require.Equal(t, exitOK, o.status, o.stderr)
-		require.Regexp(t, `none is open|"open": false`, o.stdout)
+		require.Regexp(t, `none is open|"counters": \[\]`, o.stdout)
 	}
-	o = invoke(t.Context(), strings.Fields("load -batch direct -key d -window 1h -requests 1 -store "+store)...)
-	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Regexp(t, `(?m)^direct calls +100 % +1 `, invoke(t.Context(), "inspect", "-store", store, "d").stdout)
+	direct := redisstore.New(server.Client())
+	for _, l := range []backend.Limit{{Tokens: 10, Window: time.Hour}, {Tokens: 10, Window: time.Minute}} { // two counters
+		_, err := direct.Sync(t.Context(), backend.Statement{Key: "d", Limit: l, Need: 1})
+		require.NoError(t, err)
+	}
+	_, err = direct.TakeRolling(t.Context(), backend.TakeRequest{Key: "d", Limit: backend.Limit{Tokens: 10, Window: time.Minute}.Rolling(), Tokens: 7})
+	require.NoError(t, err)
+	o = invoke(t.Context(), "inspect", "-store", store, "d")
+	require.Regexp(t, `(?s)counter    3600s\ncharged    1, .*no client +100 % +1 .*counter    60s\ncharged    1, .*counter    60s:roll\ncharged    7, `, o.stdout)
+	o = invoke(t.Context(), "inspect", "-store", store, "-counter", "60s:roll", "d")
+	require.Contains(t, o.stdout, "charged    7, ")
+	require.NotContains(t, o.stdout, "charged    1, ")
 }
 
 // inspect shows what Store.Verify says of the servers.
@@ -150,7 +161,9 @@ func TestInspectQuotesWhatATerminalWouldObey(t *testing.T) {
 	o := invoke(t.Context(), "load", "-key", key, "-window", "1h", "-requests", "1", "-store", "redis://"+server.Addr())
 	require.Equal(t, exitOK, o.status, o.stderr)
 	client := server.Client()
-	require.NoError(t, client.HSet(t.Context(), "{evil%1B[2J}:own", "x\x1b[2Jy", "3").Err())
+	head := client.HGet(t.Context(), "{evil%1B[2J}:3600s:own", "head").Val()
+	window, _, _ := strings.Cut(head, " ")
+	require.NoError(t, client.HSet(t.Context(), "{evil%1B[2J}:3600s:own", "x\x1b[2Jy", window+" 1 1 0").Err())
 	o = invoke(t.Context(), "inspect", "-store", "redis://"+server.Addr(), key)
 	require.Equal(t, exitOK, o.status, o.stderr)
 	require.NotContains(t, o.stdout, "\x1b")
@@ -226,24 +239,24 @@ func TestStockThatCannotBeHandedBackIsAFailure(t *testing.T) {
 	require.Positive(t, r.TokensExpired, "what could not be handed back")
 }
 
-// A client that has returned debt holds no less than nothing.
+// A client that has stated debt and then returned it.
 func TestInspectAfterDebtIsReturned(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()
 	defer client.Close()
 	store := redisstore.New(client)
-	q := backend.SyncRequest{Key: "k", Client: "c", Limit: backend.Limit(reservoir.PerHour(100)), Want: 5, Need: 5, Exact: true}
-	for _, said := range [][2]int64{{0, 0}, {95, 0}, {95, 95}} { // debt, returned
-		q.Debt, q.Returned = said[0], said[1]
+	q := backend.Statement{Key: "k", Client: "c", Life: 1, Limit: backend.Limit(reservoir.PerHour(100)), Want: 5, Need: 5}
+	for _, change := range []int64{0, 95, -100} {
+		q.Seq, q.Change = q.Seq+1, change
 		r, err := store.Sync(t.Context(), q)
 		require.NoError(t, err)
-		q.Window, q.Granted, q.Want, q.Need = r.Window, r.Granted, 0, 0
+		q.Window, q.Mine, q.Used, q.Want, q.Need = r.Window, r.Mine, r.Used, 0, 0
 	}
 	var i inspection
 	o := invoke(t.Context(), "inspect", "-format", "json", "-store", "redis://"+server.Addr(), "k")
 	o.requireFine(t)
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
-	assert.EqualValues(t, 5, i.Charged)
-	assert.EqualValues(t, 5, i.Direct)
-	assert.Zero(t, i.Clients[0].Share)
+	assert.Zero(t, i.Counters[0].Charged)
+	assert.Zero(t, i.Counters[0].Direct)
+	assert.Equal(t, []account{{"c", 0, 0, 0}}, i.Counters[0].Clients)
 }
