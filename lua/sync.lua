@@ -50,7 +50,7 @@
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32
--- Reply { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
+-- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
 --         tokens idle in other clients that may be called, clients that were called and may still answer }
@@ -235,7 +235,7 @@ if limiter == '' then
   elseif stop > 0 and used ~= was then
     call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
-  return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant, 0, 0, 0, 0 }
+  return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant }
 end
 
 -- account: set what the client was charged to what it says, and charge or give back the difference. What unread
@@ -244,7 +244,7 @@ end
 
 if stop == 0 then                                      -- nothing is open: a late copy of an earlier statement must not open a window
   if head then call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq)) end
-  return { 0, now, 0, hgen, 0, 0, 0, 0, 0, 0, 0 }
+  return { 0, now, 0, hgen, 0 }
 end
 same = wend == hend and wgen == hgen
 if fname ~= name then left, spare, called = true, 0, false end
@@ -351,7 +351,10 @@ end
 
 local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
-if not short and told == 0 and out == 0 then return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others, 0 } end
+if not short and told == 0 and out == 0 then
+  if others + lasted == 0 then return { 0, now, stop, hgen, used, mine, grant, clients } end
+  return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
+end
 
 local floor, min, max = math.floor, math.min, math.max
 local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0

@@ -54,9 +54,11 @@ func newScript(op, source string, keys, fields int, handsOut func([]int64) bool)
 	return &script{op, source, hex.EncodeToString(sum[:]), op == "check", keys, fields, source == lua.Rolling, handsOut}
 }
 
-// replies reports whether a reply of the script may be so long. That of sync has two integers if it did nothing.
+// replies reports whether a reply of the script may be so long. Sync leaves out zeros after the count, and if it did
+// nothing, all but the time.
 func (sc *script) replies(v []int64) bool {
-	return len(v) == sc.fields || len(v) == 2 && sc == syncScript && v[0]&(flagLate|flagAstray|flagVoid) != 0
+	n := len(v)
+	return n == sc.fields || sc == syncScript && (n >= 5 && n < sc.fields || n == 2 && v[0]&(flagLate|flagAstray|flagVoid) != 0)
 }
 
 // command is a command that go-redis sends only once, alone or in a pipeline. By

@@ -199,6 +199,7 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 	case v[0]&(flagAstray|flagVoid) != 0:
 		return backend.Reply{Now: v[1], Astray: v[0]&flagAstray != 0, Void: v[0]&flagVoid != 0}, nil
 	}
+	v = append(v, make([]int64, syncScript.fields-len(v))...)
 	return backend.Reply{
 		State:   state(v, q.Limit),
 		Now:     v[1],

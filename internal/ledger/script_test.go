@@ -315,9 +315,16 @@ func TestBesideGitHubs(t *testing.T) {
 		require.Equal(t, []int64{r.Used + 7, r.Window.End / 1000}, used)
 		q.Seq, q.Window, q.Mine, q.Used, q.Runs, q.Want, q.Need = 2, r.Window, r.Mine, r.Used, true, 0, 0
 		q.Change = -4
-		require.Equal(t, used[0]-4, s.sync(t, q, now).Used)
+		r = s.sync(t, q, now)
+		require.Equal(t, used[0]-4, r.Used)
 		expires := func(key string) int64 { return c.PExpireTime(context.Background(), key).Val().Milliseconds() }
 		require.GreaterOrEqual(t, expires(s.keys[1]), r.Window.End+1000)
 		require.GreaterOrEqual(t, expires(s.keys[0]), expires(s.keys[1]), "INCRBY would make a count without a time to live")
+		s.Del(context.Background(), s.keys[0]) // a count that is lost is restored with its time to live
+		require.Equal(t, int64(1), rate(s, 1, now)[0])
+		require.Zero(t, expires(s.keys[0]), "it has none")
+		q.Seq, q.Mine, q.Change = 3, r.Mine, 0
+		require.Equal(t, r.Mine, s.sync(t, q, now).Used)
+		require.GreaterOrEqual(t, expires(s.keys[0]), expires(s.keys[1]))
 	}
 }

@@ -48,7 +48,7 @@
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 32
--- Reply { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
+-- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
 --         tokens idle in other clients that may be called, clients that were called and may still answer }

@@ -3,7 +3,10 @@
 
 local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
-if not short and told == 0 and out == 0 then return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others, 0 } end
+if not short and told == 0 and out == 0 then
+  if others + lasted == 0 then return { 0, now, stop, hgen, used, mine, grant, clients } end
+  return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
+end
 
 local floor, min, max = math.floor, math.min, math.max
 local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0

@@ -20,5 +20,5 @@ if limiter == '' then
   elseif stop > 0 and used ~= was then
     call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
-  return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant, 0, 0, 0, 0 }
+  return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant }
 end
