@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -43,10 +44,31 @@ func TestPeriodsOfTheCalendar(t *testing.T) {
 	assert.Equal(t, []time.Time{monday.AddDate(0, 0, -7), monday}, []time.Time{begin, end})
 	limit := Limit{Tokens: 7, Window: 24 * time.Hour, Calendar: Calendar{Period: Month}}
 	assert.Equal(t, 30*24*time.Hour, limit.At(monday).Window)
-	assert.Equal(t, Limit{Tokens: 7, Window: 24 * time.Hour}, limit.Plain())
+	limit.Shadow = true
+	assert.Equal(t, Limit{Tokens: 7, Window: 24 * time.Hour, Calendar: limit.Calendar}, limit.Plain(), "requests carry the calendar, because it is in the counter's name")
 	assert.NoError(t, limit.Validate())
 	limit.Calendar.Period++
 	assert.ErrorIs(t, limit.Validate(), ErrLimit)
 	assert.Equal(t, monday.Add(time.Minute), Limit{Window: time.Minute}.Ends(monday.Add(999*time.Millisecond)))
 	assert.Equal(t, monday.Add(1099*time.Millisecond), Limit{Window: 100 * time.Millisecond}.Ends(monday.Add(999*time.Millisecond)))
+}
+
+// TestZones: a counter's name has its zone's name, so that must be one that every process knows, and safe in a key.
+func TestZones(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for _, zone := range []*time.Location{nil, time.UTC, berlin, time.FixedZone("+01", 3600)} {
+		limit := Limit{Tokens: 7, Window: 24 * time.Hour, Calendar: Calendar{Period: Day, Zone: zone}}
+		assert.NoError(t, limit.Validate(), "%v", zone)
+	}
+	again, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	assert.Equal(t, "week@Europe/Berlin", Limit{Calendar: Calendar{Period: Week, Zone: again}}.Counter())
+	assert.Equal(t, Limit{Calendar: Calendar{Period: Week, Zone: berlin}}.Counter(), Limit{Calendar: Calendar{Period: Week, Zone: again}}.Counter(), "a zone that is loaded anew is the same")
+	assert.Equal(t, Limit{Calendar: Calendar{Period: Day}}.Counter(), Limit{Calendar: Calendar{Period: Day, Zone: time.UTC}}.Counter())
+	for _, zone := range []*time.Location{time.Local, time.FixedZone("", 0), time.FixedZone("Local", 0), time.FixedZone("a b", 0), time.FixedZone("{a}", 0), time.FixedZone("a\n", 0), time.FixedZone(strings.Repeat("z", 65), 0)} {
+		limit := Limit{Tokens: 7, Window: 24 * time.Hour, Calendar: Calendar{Period: Day, Zone: zone}}
+		assert.ErrorIs(t, limit.Validate(), ErrLimit, "%v", zone)
+	}
+	assert.NoError(t, Limit{Tokens: 7, Window: time.Hour, Calendar: Calendar{Zone: time.Local}}.Validate(), "there is no calendar")
 }

@@ -31,7 +31,7 @@ func TestSickShardKeepsItsKeys(t *testing.T) {
 		}
 		there, err := well.Inspect(t.Context(), key)
 		require.NoError(t, err)
-		require.Zero(t, there.Used)
+		require.Empty(t, there)
 	}
 	require.Positive(t, kept)
 }
