@@ -84,15 +84,15 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state b
 
 // Reset implements backend.Store.
 func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
-	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
+	faulty, tell := cmp.Or(backend.ValidateKey(key), l.Validate()), true
 	if l.Rolls {
-		err = s.rolling(ctx, "reset", key, l, faulty, func(r *rolling.Ring, now int64) { r.Reset(now) })
+		err = s.rolling(ctx, "reset", key, l, faulty, func(r *rolling.Ring, now int64) { tell = r.Reset(now) })
 	} else {
 		err = s.fixed(ctx, "reset", key, l, faulty, func(c *ledger.Counter, now int64) {
 			void, _ = c.Reset(l.At(time.UnixMicro(now)).Window.Milliseconds(), now)
 		})
 	}
-	if err == nil {
+	if tell && err == nil {
 		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	}
 	return void, err

@@ -205,13 +205,14 @@ func (r *Ring) Settle(q backend.SettleRequest, now int64) backend.SettleReply {
 	return backend.SettleReply{Open: true, Over: max(r.sum-q.Limit.Tokens, 0)}
 }
 
-// Reset forgets all that counts. Leases that are out may be spent until their deadlines.
-func (r *Ring) Reset(now int64) {
+// Reset forgets all that counts, and reports whether anything does. Leases that are out may be spent until their deadlines.
+func (r *Ring) Reset(now int64) bool {
 	if !r.Open(now) {
-		return
+		return false
 	}
 	at, _ := r.enter(now, backend.Limit{Window: r.length})
 	*r = Ring{sums: sums{length: r.length, last: at, ahead: r.ahead, low: r.low, total: r.total, void: at}}
+	return true
 }
 
 // Contents changes nothing.
