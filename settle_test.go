@@ -314,6 +314,65 @@ func TestSettleAmongProcesses(t *testing.T) {
 	})
 }
 
+// What a key has used, and what was settled above the charges, is what KeyStats tells, however the limiter asks.
+func TestSettledTokensOfAKey(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt)
+		spent := func() int64 {
+			for key, s := range l.Keys() {
+				require.Equal(t, "k", key)
+				return s.Spent
+			}
+			return 0
+		}
+		require.NoError(t, l.Settle(bg, allow(t, l, "k", 10), 15))
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 15, spent())
+		require.NoError(t, l.Settle(bg, allow(t, l, "k", 80), 90)) // above the limit
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 105, spent())
+		require.EqualValues(t, 105, l.Stats().Spent)
+	})
+}
+
+// A network that repeats settlements charges nothing twice, and gives nothing back twice. Only an overrun without an
+// account is charged once more.
+func TestSettleOnANetworkThatRepeats(t *testing.T) {
+	how := everyPolicy()
+	how["no room"] = reservoir.WithMaxKeys(0)
+	inBubbles(t, "", how, func(t *testing.T, name string, opt reservoir.Option) {
+		const limit = 100
+		for _, n := range []int64{0, 1, 49, 50, 60} {
+			net := testnet.Far(time.Millisecond)
+			other := open(t, net, reservoir.PerHour(limit), reservoir.WithMaxKeys(0))
+			allow(t, other, "k", 20)
+			l := open(t, net, reservoir.PerHour(limit), opt)
+			r := allow(t, l, "k", 25)
+			settlements := 0
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if c.Statement.Change == 0 {
+					return testnet.Fine
+				}
+				settlements++
+				return []testnet.Fault{testnet.Fine, testnet.Repeat}[settlements%2]
+			})
+			require.NoError(t, l.Settle(bg, r, n))
+			require.NoError(t, l.Close(bg))
+			require.Equal(t, settlements > 0, net.Happened(testnet.Repeat) > 0)
+			switch more := n - 25; {
+			case name != "no room":
+				require.Positive(t, settlements)
+				require.EqualValues(t, 20+n, used(t, net, "k"))
+			case more > 0:
+				require.EqualValues(t, 20+25+2*more, used(t, net, "k"))
+			default:
+				require.Zero(t, settlements)
+				require.EqualValues(t, 20+25, used(t, net, "k"))
+			}
+		}
+	})
+}
+
 // What a settlement leaves and this process does not use is soon had by others.
 func TestSurplusOfSettleReturns(t *testing.T) {
 	inBubbles(t, "", map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)}, func(t *testing.T, _ string, limit reservoir.Limit) {
