@@ -65,7 +65,7 @@ func TestWorstIntervals(t *testing.T) {
 func take(t *testing.T, l backend.Limit) func(ms int) bool {
 	s, start := memstore.New(), time.Unix(1_700_000_000, 0)
 	return func(ms int) bool {
-		r, err := s.Take(storeclock.With(t.Context(), start.Add(time.Duration(ms)*time.Millisecond)), backend.TakeRequest{Key: "k", Limit: l, Tokens: 1, Within: 100 * time.Millisecond})
+		r, err := s.TakeRolling(storeclock.With(t.Context(), start.Add(time.Duration(ms)*time.Millisecond)), backend.TakeRequest{Key: "k", Limit: l, Tokens: 1, Within: 100 * time.Millisecond})
 		require.NoError(t, err)
 		return r.Allowed
 	}

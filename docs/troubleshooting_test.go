@@ -35,7 +35,6 @@ func TestTroubleshooting(t *testing.T) {
 		ask("redis://full:wrong"+at, false),
 		ask("redis://weak:pw"+at, false),
 		ask("redis://mute:pw"+at, true),
-		reservoir.ErrConflict.Error(),
 		reservoir.ErrExceedsLimit.Error(),
 	}
 	set("config", "set", "maxmemory", "1mb")
