@@ -123,7 +123,8 @@ type Hints struct {
 	Exact   bool  // grant Want as it is, or what remains if that is less
 	Leaving bool  // the client does not count among Reply.Clients until it asks again
 	Deaf    bool  // the client gets no messages, so its idle tokens cannot be called back
-	Waited  bool  // it has given those that were called time to answer
+	Waited  bool  // it has given those that were called time to answer: they may not have heard
+	GaveUp  bool  // it waits for them no longer, and neither does anybody until they state again
 	Idle    int64 // tokens of Window that it holds and that nobody there waits for
 	Pace    int64 // tokens that it would use in a whole window at its present rate
 

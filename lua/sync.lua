@@ -17,8 +17,8 @@
 --         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
---         out          clients that were called and have not stated since; calls: how often, the last of them at
---                      least; at: when they were called last, Unix ms
+--         out          clients that were called and may still answer; calls: how often, the last of them at
+--                      least; at: when the first of them was, or one has answered since, Unix ms
 --         told         1 = all were told that the limit is used up, or when some were told that tokens are back, Unix ms
 --         life, seq    number the client's statements: one that is not newer does nothing
 --         mine         tokens charged to the account
@@ -29,7 +29,7 @@
 --       4 need         tokens that callers wait for
 --       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
---                      ended by its own clock, 32 = the last argument is the time
+--                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time
 --    then, unless it has no account, no change and no calendar:
 --       6 want         tokens, with need; 0 = only state the account
 --       7 least        tokens that the first caller needs: with less, nothing is granted
@@ -49,7 +49,7 @@
 --      18 end          of it, Unix ms
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
---         now          Unix us; only if how has 32
+--         now          Unix us; only if how has 64
 -- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
@@ -75,7 +75,7 @@ local args = #ARGV
 local limiter, limit, length, need, how = unpack(ARGV, 1, 5)
 limit, length, need, how = limit + 0, length + 0, need + 0, how + 0
 local now
-if how >= 32 then                                      -- tests give the time
+if how >= 64 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')
@@ -318,7 +318,9 @@ if how % 4 < 2 and not leaving then
   if held > most - (idle - spare) then held = most - (idle - spare) end
 end
 idle = idle - spare + held
-if called then out = out - 1 end
+if called then out, at = out > 0 and out - 1 or 0, ms end  -- unless it was given up
+local short, part = want > 0 and (used >= limit or grant < need or grant == 0), (length - length % 20) / 20
+if out > 0 and (ms - at >= part or short and how % 64 >= 32) then out = 0 end
 
 if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPTTL') end
 local own = format('%d', mine)
@@ -349,28 +351,26 @@ end
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
+local others = idle - held
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
 if not short and told == 0 and out == 0 then
   if others + lasted == 0 then return { 0, now, stop, hgen, used, mine, grant, clients } end
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local floor, min, max = math.floor, math.min, math.max
-local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
-local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
-if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
+local sent, kind, sample, crowd, again, mute = 0, 0, 256, 32, false, 0
+if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
-elseif short and how % 8 >= 4 and out > 0 and calls <= 4 then
+elseif short and how % 8 >= 4 and out > 0 and calls < 4 then
   kind, again, calls = 1, true, calls + 1
-  if calls > 4 then crowd = 0 end                      -- they are given up
-elseif used >= limit and grant < need and told == 0 and not waits then
-  kind, told, sample, crowd = 2, 1, 1024, 1024
-elseif told > 0 and used < limit and ms - told >= min(part, 250) then
-  kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
+elseif used >= limit and grant < need and told == 0 and out == 0 then
+  kind, told = 2, 1
+elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
+  kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
 if kind > 0 then
-  local some, found = call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
+  local all = kind == 2 and clients > 32               -- one message to all
+  local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
   local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
@@ -402,8 +402,7 @@ if kind > 0 then
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
-  if fields[1] then at, calls, out = ms, 1, out + sent end
+  if fields[1] then at, calls, out = out > 0 and at or ms, 1, out + sent end
   if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
-return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
-  out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }
+return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0, out }

@@ -122,7 +122,11 @@ func (s *Store) SettleRolling(ctx context.Context, q backend.SettleRequest) (rep
 func (s *Store) send(messages []ledger.Message, key string, l backend.Limit) {
 	for _, m := range messages {
 		m.Key, m.Counter = key, l.Counter()
-		s.mail.Send(m.Process, m.Message)
+		if m.Process == "" {
+			s.mail.SendAll(m.Message)
+		} else {
+			s.mail.Send(m.Process, m.Message)
+		}
 	}
 }
 

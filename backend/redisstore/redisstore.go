@@ -177,7 +177,7 @@ const (
 func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	_, tested := storeclock.From(ctx)
 	args := append(make([]any, 0, 18), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
-		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, tested))
+		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, tested))
 	if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
 		args = append(args, q.Want, q.Least, q.Life, q.Seq)
 		if q.Window.End|q.Change|q.Pace != 0 || period {

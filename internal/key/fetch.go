@@ -115,7 +115,12 @@ func (f *Fetch) state(now int64) {
 		q.Idle = k.free()
 	}
 	if k.use != nil {
-		q.Waited = k.use.recall.again > 0 && now >= k.use.recall.again
+		r := &k.use.recall
+		q.Waited = r.again > 0 && now >= r.again
+		q.GaveUp = q.Waited && now >= r.until
+		if r.refunds, r.refunded = max(r.refunded, r.refunds/2), 0; !limit.Rolls && !q.Deaf && !q.Leaving { // more are likely to come back before the store is dry
+			q.Idle += r.refunds
+		}
 	}
 	var of backend.Window
 	if w != nil {

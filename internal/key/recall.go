@@ -49,11 +49,10 @@ type recall struct {
 	unknown int64          // since when tokens may lie here that it cannot call; 0 = none do
 	asked   int8           // statements for the line since the store called others, which did not serve it
 	again   int64          // when to ask again, because called tokens may have come back
-}
+	until   int64          // how long callers in line wait for that
 
-// maxAsked is how many statements ask for tokens that the store has called from others. The
-// reply to the last one decides.
-const maxAsked = 2
+	refunded, refunds int64 // tokens taken back from requests since the last statement, and about how many of them are likely to be idle
+}
 
 // free is how many of the tokens that the key holds nobody here waits for. That is what a
 // statement says to be idle, and all of it goes back when others want it: a key that keeps
@@ -160,35 +159,48 @@ func (f *Fetch) awaits(c Trip, r Reply, now int64) bool {
 	if r.Called == 0 && r.Idle == 0 || r.Grant >= f.Req.Need && r.Remaining > 0 && f.serves(r) {
 		if k.use != nil {
 			u := &k.use.recall
-			u.asked, u.again, u.missed = 0, 0, backend.Window{}
+			u.asked, u.again, u.until, u.missed = 0, 0, 0, backend.Window{}
 		}
 		return false
 	}
 	u := &k.usage().recall
-	if r.Window != f.Req.Window || r.Grant > 0 { // with what has come, there may be more
-		u.asked = 0
+	if r.Window != f.Req.Window || r.Grant > 0 || now > u.until+int64(k.longest()) { // with what has come, there may be more
+		u.asked, u.until = 0, now+int64(k.longest())
 	}
+	wait := int64(k.patience(c))
 	if !f.inVain(r) {
-		if u.again = now + int64(k.patience(c)); r.Called == 0 {
+		if u.again = now + wait; r.Called == 0 {
 			u.again = 0 // the next statement calls them
 		}
 		return true
 	}
-	most := int8(maxAsked)
-	if k.env.Direct && k.Limit().Rolls { // its callers have waited for a call already
-		most--
+	u.asked = min(u.asked+1, mostAsks+5)
+	over := f.Req.GaveUp || u.asked > mostAsks
+	if k.Limit().Rolls {
+		over = u.asked > 2 || u.asked > 1 && k.env.Direct // its callers have waited for a call already
 	}
-	if u.asked = min(u.asked+1, maxAsked+5); u.asked == maxAsked { // as the reply was sent, those who did not answer were called again
-		trip := time.Duration(c.End - c.Sent)
-		u.again = now + int64(max(trip/4, LeastPatience-trip))
-	} else { // probes of a key that refuses come ever more rarely
-		u.again = now + int64(k.patience(c))<<max(u.asked-maxAsked-1, 0)
+	switch {
+	case over: // probes of a key that refuses come ever more rarely
+		u.again, u.missed = now+wait<<max(u.asked-mostAsks, 0), backend.Window{}
+		return false
+	case u.asked == mostAsks:
+		wait = u.until - now
+	case u.asked > 2:
+		wait *= 3
+	case u.asked == 2: // as the reply was sent, those who did not answer were called again
+		trip := c.End - c.Sent
+		wait = max(trip/4, int64(LeastPatience)-trip)
 	}
-	if u.asked > most {
-		u.missed = backend.Window{}
-	}
-	return u.asked <= most
+	u.again = min(now+wait, max(u.until, now+1))
+	return true
 }
+
+// mostAsks is how many statements at most ask for tokens that the store has called from others, until the last one.
+const mostAsks = 4
+
+// longest is how long callers in line wait at most for those that the store has called: those who have died must not keep
+// the others from being refused.
+func (k *Key) longest() time.Duration { return min(k.Limit().Window/askTimes, k.env.Timeout) }
 
 // serves reports whether the store has enough for the first caller in line that the tokens at
 // hand and those of r do not serve.
@@ -226,5 +238,5 @@ func (k *Key) patience(c Trip) time.Duration {
 	if !k.env.Direct || !k.Limit().Rolls {
 		wait = wait*3/4 - chance.Part(wait/4)
 	}
-	return min(wait, k.Limit().Window/askTimes, k.env.Timeout)
+	return min(wait, k.longest())
 }

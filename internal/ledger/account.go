@@ -80,8 +80,8 @@ func (s *step) keep() {
 	h := s.head
 	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
 	h.idle += s.own.idle - s.was.idle
-	if s.was.called {
-		h.out--
+	if s.was.called { // unless it was given up
+		h.out, h.at = max(h.out-1, 0), s.now/1000
 	}
 	if s.began && len(h.accounts) > many { // the others are of old windows, and void
 		h.accounts = map[string]*account{s.Client: s.own}

@@ -11,16 +11,14 @@ import (
 
 // The parts in lua repeat these numbers.
 const (
-	Sample    = 256  // accounts looked at in one step: of more, some are drawn at random
-	crowd     = 1024 // the same, to tell all that the limit is used up, or that tokens are back
-	AtOnce    = 32   // clients called by one step
-	few       = 4    // clients told of a single token that is back: some have no use for it
-	MostCalls = 4    // of a client that does not answer
-	Patience  = 100  // ms, or a 20th of the window, in which it may answer all the same
-	pause     = 250  // ms, or a 20th of the window, before clients are told again that tokens are back
+	Sample    = 256 // accounts looked at in one step: of more, some are drawn at random
+	AtOnce    = 32  // clients called or told by one step; to tell more, one message goes to all
+	few       = 4   // clients told of a single token that is back: some have no use for it
+	MostCalls = 4   // of a client that does not answer
+	pause     = 250 // ms, or a 20th of the window, before clients are told again that tokens are back
 )
 
-// Message is to one process. The store adds its Key and Counter.
+// Message is to one process, or to all if that is "". The store adds its Key and Counter.
 type Message struct {
 	Process string
 	backend.Message
@@ -29,16 +27,17 @@ type Message struct {
 // recalls is what a head keeps about the messages in its window. The zero value means that there
 // was none.
 type recalls struct {
-	out   int64 // clients that were called and have not stated since
-	at    int64 // when clients were called last, Unix ms, except for repeated calls
+	out   int64 // clients that were called and may still answer
+	at    int64 // when they were, or one of them has answered, Unix ms
 	calls int64 // how often these were called, the last of them at least; 0 = nobody was, in this window
 	told  int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
 }
 
-// waits reports whether a client that was called may still answer.
+// waits reports whether a client that was called may still answer: for a 20th of the window after the call or the last answer,
+// unless a client has given up before.
 func (s *step) waits() bool {
 	h := s.head
-	return h.out > 0 && (h.calls <= MostCalls || s.now/1000-h.at < min(s.length()/20, Patience))
+	return h.out > 0 && s.now/1000-h.at < s.length()/20
 }
 
 // idle is at most how many tokens lie idle in the client until it states the next time: what it holds now and
@@ -65,26 +64,32 @@ func (s *step) messages() []Message {
 	dry := s.count >= s.Limit.Tokens
 	short := s.Want > 0 && (dry || s.reply.Grant < max(s.Need, 1))
 	kind, called := backend.Recall, []string(nil)
+	if short && s.GaveUp || !s.waits() {
+		h.out = 0
+	}
 	switch {
 	case short && idle > 0 && (s.Need > 0 || h.calls > 0 || idle > s.Limit.Tokens/100):
+		if h.out == 0 {
+			h.at = ms
+		}
 		if called = s.recall(idle); len(called) > 0 {
-			h.at, h.calls = ms, 1
+			h.calls = 1
 		}
-	case short && s.Waited && h.out > 0 && h.calls <= MostCalls:
-		if h.calls++; h.calls <= MostCalls {
-			called = s.some(Sample, AtOnce, func(a *account) bool { return a.called })
+	case short && s.Waited && h.out > 0 && h.calls < MostCalls:
+		h.calls++
+		called = s.some(Sample, AtOnce, func(a *account) bool { return a.called })
+	case dry && s.reply.Grant < s.Need && h.told == 0 && h.out == 0:
+		if kind, h.told = backend.Exhausted, 1; h.clients > AtOnce {
+			called = []string{""}
+		} else {
+			called = s.some(Sample, AtOnce, present)
 		}
-	case dry && s.reply.Grant < s.Need && h.told == 0 && !s.waits():
-		kind, called = backend.Exhausted, s.some(crowd, crowd, present)
-		h.told = 1
 	case h.told > 0 && !dry && ms-h.told >= min(s.length()/20, pause):
-		kind, called = backend.Again, s.some(crowd, int(max(few, min(s.Limit.Tokens-s.count, crowd))), present)
+		kind, called = backend.Again, s.some(Sample, int(max(few, min(s.Limit.Tokens-s.count, AtOnce))), present)
 		h.told = ms
 	}
 	s.reply.Idle = h.idle - s.own.idle
-	if s.waits() {
-		s.reply.Called = h.out
-	}
+	s.reply.Called = h.out
 	out := make([]Message, len(called))
 	for i, client := range called {
 		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Window: h.Window, Limit: s.Limit.Tokens}}

@@ -39,8 +39,8 @@ func (s *script) reset(t *testing.T, length, now int64) []int64 {
 }
 
 func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Reply {
-	how := 32
-	for i, bit := range []bool{q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs} {
+	how := 64
+	for i, bit := range []bool{q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp} {
 		if bit {
 			how += 1 << i
 		}
@@ -176,7 +176,7 @@ func TestScriptsAgree(t *testing.T) {
 					q.Begin, q.End = q.Begin+length, q.End+length
 				}
 			}
-			q.Exact, q.Deaf, q.Waited, q.Leaving = rnd.IntN(3) == 0, rnd.IntN(6) == 0, rnd.IntN(3) == 0, rnd.IntN(9) == 0
+			q.Exact, q.Deaf, q.Waited, q.Leaving, q.GaveUp = rnd.IntN(3) == 0, rnd.IntN(6) == 0, rnd.IntN(3) == 0, rnd.IntN(9) == 0, rnd.IntN(9) == 0
 			if q.Mine > 0 && !q.Deaf {
 				q.Idle = some(min(q.Mine, backend.MaxTokens/8))
 			}

@@ -8,9 +8,12 @@ import (
 	"github.com/go-reservoir/reservoir/internal/ledger"
 )
 
+// patience is how long a client that was called in vain may still answer, in ms, or a 20th of the window.
+const patience = 100
+
 // waits reports whether a client that was called may still answer.
 func (r *Ring) waits(at int64) bool {
-	return r.out > 0 && (r.calls <= ledger.MostCalls || at-r.at < min(r.length.Microseconds()/backend.Slices, ledger.Patience*1000))
+	return r.out > 0 && (r.calls <= ledger.MostCalls || at-r.at < min(r.length.Microseconds()/backend.Slices, patience*1000))
 }
 
 // messages returns those that the statement gives rise to: idle tokens come back before the

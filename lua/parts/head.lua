@@ -15,8 +15,8 @@
 --         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
---         out          clients that were called and have not stated since; calls: how often, the last of them at
---                      least; at: when they were called last, Unix ms
+--         out          clients that were called and may still answer; calls: how often, the last of them at
+--                      least; at: when the first of them was, or one has answered since, Unix ms
 --         told         1 = all were told that the limit is used up, or when some were told that tokens are back, Unix ms
 --         life, seq    number the client's statements: one that is not newer does nothing
 --         mine         tokens charged to the account
@@ -27,7 +27,7 @@
 --       4 need         tokens that callers wait for
 --       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
---                      ended by its own clock, 32 = the last argument is the time
+--                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time
 --    then, unless it has no account, no change and no calendar:
 --       6 want         tokens, with need; 0 = only state the account
 --       7 least        tokens that the first caller needs: with less, nothing is granted
@@ -47,7 +47,7 @@
 --      18 end          of it, Unix ms
 --    then:
 --         not after    Unix us; later than this do nothing; 0 = whenever
---         now          Unix us; only if how has 32
+--         now          Unix us; only if how has 64
 -- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),

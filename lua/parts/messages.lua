@@ -1,28 +1,26 @@
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
-local others, short = idle - held, want > 0 and (used >= limit or grant < need or grant == 0)
+local others = idle - held
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
 if not short and told == 0 and out == 0 then
   if others + lasted == 0 then return { 0, now, stop, hgen, used, mine, grant, clients } end
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local floor, min, max = math.floor, math.min, math.max
-local sent, kind, sample, crowd, part, again, mute = 0, 0, 256, 32, floor(length / 20), false, 0
-local waits = out > 0 and (calls <= 4 or ms - at < min(part, 100))
-if short and others > 0 and (need > 0 or calls > 0 or others > floor(limit / 100)) then
+local sent, kind, sample, crowd, again, mute = 0, 0, 256, 32, false, 0
+if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
-elseif short and how % 8 >= 4 and out > 0 and calls <= 4 then
+elseif short and how % 8 >= 4 and out > 0 and calls < 4 then
   kind, again, calls = 1, true, calls + 1
-  if calls > 4 then crowd = 0 end                      -- they are given up
-elseif used >= limit and grant < need and told == 0 and not waits then
-  kind, told, sample, crowd = 2, 1, 1024, 1024
-elseif told > 0 and used < limit and ms - told >= min(part, 250) then
-  kind, told, sample, crowd = 3, ms, rest > 32 and 1024 or -64, max(4, min(rest, 1024))  -- of some that are drawn with repetition
+elseif used >= limit and grant < need and told == 0 and out == 0 then
+  kind, told = 2, 1
+elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
+  kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
 if kind > 0 then
-  local some, found = call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { }
+  local all = kind == 2 and clients > 32               -- one message to all
+  local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
   local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
@@ -54,8 +52,7 @@ if kind > 0 then
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
-  if fields[1] then at, calls, out = ms, 1, out + sent end
+  if fields[1] then at, calls, out = out > 0 and at or ms, 1, out + sent end
   if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
-return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0,
-  out > 0 and (calls <= 4 or ms - at < min(part, 100)) and out or 0 }
+return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0, out }

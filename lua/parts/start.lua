@@ -12,7 +12,7 @@ local args = #ARGV
 local limiter, limit, length, need, how = unpack(ARGV, 1, 5)
 limit, length, need, how = limit + 0, length + 0, need + 0, how + 0
 local now
-if how >= 32 then                                      -- tests give the time
+if how >= 64 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')

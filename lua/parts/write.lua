@@ -8,7 +8,9 @@ if how % 4 < 2 and not leaving then
   if held > most - (idle - spare) then held = most - (idle - spare) end
 end
 idle = idle - spare + held
-if called then out = out - 1 end
+if called then out, at = out > 0 and out - 1 or 0, ms end  -- unless it was given up
+local short, part = want > 0 and (used >= limit or grant < need or grant == 0), (length - length % 20) / 20
+if out > 0 and (ms - at >= part or short and how % 64 >= 32) then out = 0 end
 
 if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPTTL') end
 local own = format('%d', mine)
