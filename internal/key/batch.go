@@ -185,8 +185,7 @@ func (u *usage) backOff(now int64, longest time.Duration) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// lookPart divides the window. A key that runs short returns a few tokens that the store
-// cannot call at most that often, and another askTimes a window.
+// lookPart divides the window: how often a key that cannot be called looks what it will not use.
 const lookPart = 60
 
 // surplus is how many tokens are worth giving back now: all that a key which leaves, or makes
@@ -213,15 +212,12 @@ func (k *Key) surplus(now int64) (n, at int64) {
 		return k.outlasts(now)
 	}
 	pause := t.Window / askTimes
-	n = free - max(r.known, 0)
-	switch {
-	case n <= 0:
+	if n = free - max(r.known, 0); n <= 0 {
 		r.unknown = 0
 		return 0, 0
-	case k.short && n > t.Tokens/100:
-		pause = min(t.Window/lookPart, k.shard.Lead()) // not at once, because a crowd gives back one by one
-	case k.short:
-		pause = t.Window / lookPart
+	}
+	if k.short { // others will want them; not at once, because a crowd gives back one by one
+		pause = min(t.Window/lookPart, k.shard.Lead())
 	}
 	if at = r.due(now, pause); now < at {
 		return 0, at

@@ -117,13 +117,7 @@ func (f *Fetch) state(now int64) {
 	if k.use != nil {
 		r := &k.use.recall
 		q.Waited = r.again > 0 && now >= r.again
-		q.GaveUp = q.Waited && now >= r.until && now <= r.until+int64(k.longest()) // else it has not begun to wait
-		if r.refunds, r.refunded = max(r.refunded, r.refunds/2), 0; f.Cause == next.Return { // it has just been called, perhaps
-			r.refunds = 0
-		}
-		if !limit.Rolls && !q.Deaf && !q.Leaving { // more are likely to come back before the store is dry
-			q.Idle += r.refunds
-		}
+		q.GaveUp = q.Waited && r.asked > 0 && now >= r.until && now <= r.until+int64(k.longest()) // else it has not begun to wait
 	}
 	var of backend.Window
 	if w != nil {

@@ -327,7 +327,9 @@ func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (
 
 // source is where the decision on a request for n tokens came from that stood in line.
 func (k *Key) source(n int64) Source {
-	if e := k.env; e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
+	if e := k.env; k.Limit().Rolls { // only a call for one request is direct there
+		return Fetched
+	} else if e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
 		return Direct
 	}
 	return Fetched

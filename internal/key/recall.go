@@ -50,8 +50,6 @@ type recall struct {
 	asked   int8           // statements for the line since the store called others, which did not serve it
 	again   int64          // when to ask again, because called tokens may have come back
 	until   int64          // how long callers in line wait for that
-
-	refunded, refunds int64 // tokens taken back from requests since the last statement, and about how many of them are likely to be idle
 }
 
 // free is how many of the tokens that the key holds nobody here waits for. That is what a
