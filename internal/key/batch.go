@@ -185,7 +185,8 @@ func (u *usage) backOff(now int64, longest time.Duration) {
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
 }
 
-// lookPart divides the window: how often a key that cannot be called looks what it will not use.
+// lookPart divides the window. A key that runs short returns a few tokens that the store
+// cannot call at most that often, and another askTimes a window.
 const lookPart = 60
 
 // surplus is how many tokens are worth giving back now: all that a key which leaves, or makes
@@ -213,11 +214,14 @@ func (k *Key) surplus(now int64) (n, at int64) {
 	}
 	pause := t.Window / askTimes
 	if n = free - max(r.known, 0); n <= 0 {
-		r.unknown = 0
+		r.unknown, r.refunded = 0, false
 		return 0, 0
 	}
-	if k.short { // others will want them; not at once, because a crowd gives back one by one
+	switch {
+	case k.short && (r.refunded || n > t.Tokens/100): // others will want them; not at once, because a crowd gives back one by one
 		pause = min(t.Window/lookPart, k.shard.Lead())
+	case k.short:
+		pause = t.Window / lookPart
 	}
 	if at = r.due(now, pause); now < at {
 		return 0, at

@@ -50,6 +50,8 @@ type recall struct {
 	asked   int8           // statements for the line since the store called others, which did not serve it
 	again   int64          // when to ask again, because called tokens may have come back
 	until   int64          // how long callers in line wait for that
+
+	refunded bool // tokens were settled that the store does not know to be idle
 }
 
 // free is how many of the tokens that the key holds nobody here waits for. That is what a
@@ -162,15 +164,18 @@ func (f *Fetch) awaits(c Trip, r Reply, now int64) bool {
 		return false
 	}
 	u := &k.usage().recall
-	if r.Window != f.Req.Window || r.Grant > 0 || now > u.until+int64(k.longest()) { // with what has come, there may be more
-		u.asked, u.until = 0, now+int64(k.longest())
+	longest, wait := int64(k.longest()), int64(k.patience(c))
+	if r.Window != f.Req.Window || r.Grant > 0 || now > u.until+longest { // with what has come, there may be more
+		u.asked = 0
 	}
-	wait := int64(k.patience(c))
 	if !f.inVain(r) {
 		if u.again = now + wait; r.Called == 0 {
 			u.again = 0 // the next statement calls them
 		}
 		return true
+	}
+	if u.asked == 0 {
+		u.until = now + longest
 	}
 	u.asked = min(u.asked+1, mostAsks+5)
 	over := f.Req.GaveUp || u.asked > mostAsks

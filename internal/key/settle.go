@@ -62,6 +62,9 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	k.env.Counts.Refunded.Add(back)
 	decide := k.queue != nil || k.deniedUntil != 0 || k.parted
 	k.putBack(w, back-paid)
+	if k.use != nil {
+		k.use.recall.refunded = true
+	}
 	return effect{changed: decide || k.free() > k.use.recall.known}
 }
 
