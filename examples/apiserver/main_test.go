@@ -208,7 +208,7 @@ func TestGracefulShutdown(t *testing.T) {
 	require.NoError(t, text.Close())
 	assert.Equal(t, "<p>hello world</p>\n", <-answered)
 	require.NoError(t, one.stop())
-	charged, err := server.Client().Get(t.Context(), "apiserver:{user:octocat}").Int64()
+	charged, err := server.Client().Get(t.Context(), "apiserver:{user:octocat}:3600s").Int64()
 	require.NoError(t, err)
 	assert.EqualValues(t, 101, charged, "just the requests that were served")
 }

@@ -87,7 +87,7 @@ func TestProgram(t *testing.T) {
 		cancel()
 		require.NoError(t, <-ended)
 	}
-	charged, err := server.Client().Get(t.Context(), "llm:{tokens%1Facme}").Int64()
+	charged, err := server.Client().Get(t.Context(), "llm:{tokens%1Facme}:60s").Int64()
 	require.NoError(t, err)
 	require.Equal(t, sung+3, charged, "what was not used has gone back")
 }

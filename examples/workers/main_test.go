@@ -65,7 +65,7 @@ func (a *api) close() (open func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.gate = gate
-	return func() { close(gate) }
+	return sync.OnceFunc(func() { close(gate) })
 }
 
 func serve(t *testing.T, limit int, window time.Duration) (*api, string) {
@@ -126,7 +126,7 @@ func (p *process) done(t *testing.T, n int) {
 // charged returns what the store holds for the API's limit.
 func charged(t *testing.T, server *redistest.Server) int {
 	t.Helper()
-	n, err := server.Client().Get(t.Context(), "workers:{api}").Int()
+	n, err := server.Client().Get(t.Context(), "workers:{api}:360s").Int()
 	require.NoError(t, err)
 	return n
 }
@@ -164,6 +164,7 @@ func TestGracefulShutdown(t *testing.T) {
 	p.done(t, before)
 
 	open := a.close()
+	defer open()
 	p.give(t, before+1, before+20)
 	require.Eventually(t, func() bool { return a.served() == before+workers }, 20*time.Second, time.Millisecond)
 	require.Greater(t, charged(t, server), before+workers, "there is stock to hand back")
