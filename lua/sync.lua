@@ -127,7 +127,7 @@ if limiter ~= '' then
   local own = call('HMGET', KEYS[3], 'head', limiter)
   head, field = own[1], own[2]
 elseif KEYS[3] then
-  head = call('HMGET', KEYS[3], 'head')[1]
+  head = call('HGET', KEYS[3], 'head')
 end
 local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
