@@ -120,6 +120,7 @@ type usage struct {
 	pause    time.Duration // of the last back-off; it doubles
 	failedAt int64         // when a fetch failed last
 	rejected bool          // the last fetch was rejected
+	void     bool          // the last reply was void
 	astray   int           // fetches in a row that named another period of the calendar than the store's
 	recheck  int64         // when a refused key asks for its limit again
 	asked    uint64        // number of the last question for the limit whose answer may be too old

@@ -245,6 +245,13 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 			k.env.Counts.Expire(reply.Grant)
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
+			if u := k.usage(); u.void && k.parted { // twice: the limit is the old one again, and another key has begun a later life
+				k.leaveWindow()
+				k.replyLost = false
+				k.lease.Store(nil)
+				k.enter(phaseLeft)
+			}
+			k.use.void = true
 			f.countUnserved(now)
 		case reply.Astray: // nothing was done; the next one goes by the store's clock
 			if k.usage().astray++; k.use.astray == MaxAstray {
@@ -318,7 +325,7 @@ func (f *Fetch) apply(r Reply, waits bool, sent, now int64) {
 	k := f.k
 	k.replyLost = false
 	if u := k.use; u != nil {
-		u.backoff, u.pause, u.rejected, u.replied = 0, 0, false, now
+		u.backoff, u.pause, u.rejected, u.void, u.replied = 0, 0, false, false, now
 	}
 	w := f.book(k.lease.Load(), r, sent, now)
 	if f.Req.Leaving && k.phase == phaseLeaving && !k.account.Outstanding() { // nothing went back after the statement
