@@ -324,8 +324,11 @@ end
 if alive and (not known or floor(low / 5) ~= floor(before / 5)) then
   local some = call('HRANDFIELD', KEYS[1], 64, 'WITHVALUES')
   for i = 1, #some, 2 do
-    local away, _, s, _, unspent, _, _, _, plus, busy, of = match(some[i + 1], form)
-    if away and #some[i] > 2 and some[i] ~= mine then
+    local away, s, unspent, plus, busy, of, _
+    if #some[i] > 2 and some[i] ~= mine then           -- an account: to match c, for example, takes long
+      away, _, s, _, unspent, _, _, _, plus, busy, of = match(some[i + 1], form)
+    end
+    if away then
       local void = int(of) ~= era
       if void or base + s < low then gone[#gone + 1] = some[i] end
       if not void and base + s < low then
