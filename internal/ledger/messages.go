@@ -69,11 +69,11 @@ func (s *step) messages() []Message {
 	}
 	switch {
 	case short && idle > 0 && (s.Need > 0 || h.calls > 0 || idle > s.Limit.Tokens/100):
-		if h.out == 0 {
-			h.at = ms
-		}
+		before := h.out
 		if called = s.recall(idle); len(called) > 0 {
-			h.calls = 1
+			if h.calls = 1; before == 0 {
+				h.at = ms
+			}
 		}
 	case short && s.Waited && h.out > 0 && h.calls < MostCalls:
 		h.calls++
