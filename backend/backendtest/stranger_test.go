@@ -56,6 +56,7 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 	if r.Now, r.Astray, r.Void = n[1], n[0]&2 != 0, n[0]&4 != 0; r.Astray || r.Void {
 		return r, nil
 	}
+	n = append(n, make([]int64, 11)...) // zeros at the end are left out
 	return backend.Reply{
 		State: reading(n, q.Limit), Now: n[1], Used: n[4], Mine: n[5], Grant: n[6], Clients: n[7], Lasted: time.Duration(n[8]) * time.Millisecond,
 		Idle: n[9], Called: n[10],
