@@ -100,7 +100,7 @@ func (b *bench) take(n int64) backend.Reply {
 // it: the reply of one of the two is void, and the grant of a void one goes with the next statement.
 func (b *bench) syncAll(client string) int64 {
 	q := backend.Statement{Key: b.key, Limit: b.limit, Client: client, Life: 1, Want: 100, Need: 1}
-	for {
+	for range 10_000 {
 		var twin sync.WaitGroup
 		q.Seq++
 		twin.Go(func() { _, _ = b.store.Sync(b.at(0), q) })
@@ -121,4 +121,6 @@ func (b *bench) syncAll(client string) int64 {
 			q.Want, q.Need = 0, 0
 		}
 	}
+	b.t.Errorf("%s never finds that nothing remains", client)
+	return q.Mine
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // patience is for a message that should come. No test takes so long that passes.
-const patience = 20 * time.Second
+var patience = 20 * time.Second
 
 // listen makes processes listen, if the store is a Listener, until the test ends.
 func (b *bench) listen(processes ...string) {

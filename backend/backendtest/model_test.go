@@ -9,14 +9,16 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/ledger"
+	"github.com/go-reservoir/reservoir/internal/mailbox"
 	"github.com/go-reservoir/reservoir/internal/rolling"
 )
 
-// model is a store of the module's own rules that can lose its data. It sends no messages.
+// model is a store of the module's own rules that can lose its data.
 type model struct {
 	mu    sync.Mutex
 	fixed map[[2]string]*ledger.Counter // by key and counter
 	rings map[[2]string]*rolling.Ring
+	mail  mailbox.Office
 }
 
 func newModel() *model {
@@ -47,7 +49,11 @@ func (m *model) step(ctx context.Context, op string, faulty error, step func(now
 }
 
 func (m *model) Sync(ctx context.Context, q backend.Statement) (r backend.Reply, err error) {
-	err = m.step(ctx, "sync", q.Validate(), func(now int64) { r, _ = at(m.fixed, q.Key, q.Limit.Counter()).Sync(q, now) })
+	err = m.step(ctx, "sync", q.Validate(), func(now int64) {
+		var list []ledger.Message
+		r, list = at(m.fixed, q.Key, q.Limit.Counter()).Sync(q, now)
+		m.send(list, q.Key, q.Limit)
+	})
 	return r, err
 }
 
@@ -63,16 +69,23 @@ func (m *model) Check(ctx context.Context, key string, l backend.Limit) (s backe
 func (m *model) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
 	err = m.step(ctx, "reset", cmp.Or(backend.ValidateKey(key), l.Validate()), func(now int64) {
 		if l.Rolls {
-			at(m.rings, key, l.Counter()).Reset(now)
+			if !at(m.rings, key, l.Counter()).Reset(now) {
+				return
+			}
 		} else {
 			void, _ = at(m.fixed, key, l.Counter()).Reset(l.Window.Milliseconds(), now)
 		}
+		m.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	})
 	return void, err
 }
 
 func (m *model) SyncRolling(ctx context.Context, q backend.SyncRequest) (r backend.SyncReply, err error) {
-	err = m.step(ctx, "sync", q.Validate(), func(now int64) { r, _ = at(m.rings, q.Key, q.Limit.Counter()).Sync(q, now) })
+	err = m.step(ctx, "sync", q.Validate(), func(now int64) {
+		var list []ledger.Message
+		r, list = at(m.rings, q.Key, q.Limit.Counter()).Sync(q, now)
+		m.send(list, q.Key, q.Limit)
+	})
 	return r, err
 }
 
@@ -103,6 +116,30 @@ func (m *model) Inspect(ctx context.Context, key string) (list []backend.Content
 	slices.SortFunc(list, func(a, b backend.Contents) int { return cmp.Compare(a.Counter, b.Counter) })
 	return list, err
 }
+
+func (m *model) send(list []ledger.Message, key string, l backend.Limit) {
+	for _, one := range list {
+		if one.Key, one.Counter = key, l.Counter(); one.Process == "" {
+			m.mail.SendAll(one.Message)
+		} else {
+			m.mail.Send(one.Process, one.Message)
+		}
+	}
+}
+
+func (m *model) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	return hearing{m.mail.Open(process, hear)}
+}
+
+func (m *model) Publish(ctx context.Context, message backend.Message) error {
+	return m.step(ctx, "publish", backend.ValidateKey(message.Key), func(int64) { m.mail.SendAll(message) })
+}
+
+// hearing is a subscription that always hears.
+type hearing struct{ close func() bool }
+
+func (hearing) Err(string) error { return nil }
+func (h hearing) Close()         { h.close() }
 
 func (m *model) lose(part func()) error {
 	m.mu.Lock()

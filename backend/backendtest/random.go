@@ -162,7 +162,7 @@ func (p *random) randomStatement() {
 	q.Runs = p.rnd.IntN(5) > 0
 	q.Begin, q.End = p.period(limit)
 	q.Hints = backend.Hints{
-		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0, Leaving: p.rnd.IntN(6) == 0, Deaf: p.rnd.IntN(6) == 0,
+		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0, Leaving: p.rnd.IntN(6) == 0, Deaf: p.rnd.IntN(6) == 0, GaveUp: p.rnd.IntN(9) == 0,
 		Idle: p.tokens(pick(p, 0, q.Mine, q.Mine, backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 		Run: p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens)),
 	}

@@ -39,7 +39,7 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 	if err := q.Validate(); err != nil {
 		return r, err
 	}
-	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, true) // the last: the time is given
+	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, true) // the last: the time is given
 	window := fmt.Sprint(q.Window.End)
 	if q.Window.Gen > 0 {
 		window = fmt.Sprintf("%d.%d", q.Window.End, q.Window.Gen)
