@@ -71,10 +71,10 @@ func TestAdvise(t *testing.T) {
 func TestTuneAgreesWithTheGuide(t *testing.T) {
 	for args, want := range map[string]string{
 		"-rate 50 -keys 10000 -limit 10 -window 1m -duration 90s":               "direct", // hardly a key is used twice
-		"-limit 60 -window 1m -rate 1.5 -duration 5m -processes 20":             "adaptive",
+		"-limit 60 -window 1m -rate 1.5 -duration 5m -processes 20":             "direct", // three tokens for each process are no batch
 		"-limit 60 -window 1m -rate 1.5 -duration 5m -processes 20 -sticky 20":  "adaptive",
 		"-limit 300 -window 1m -rate 7.5 -duration 5m -processes 20 -sticky 20": "adaptive",
-		"-rate 50 -keys 100 -zipf 1.1 -limit 10 -window 1m -duration 90s":       "adaptive",
+		"-rate 50 -keys 100 -zipf 1.1 -limit 10 -window 1m -duration 90s":       "direct", // nor are these
 		"-limit 600 -window 1m -rate 15 -duration 3m -processes 20":             "adaptive",
 		"-limit 6000 -window 1m -rate 150 -duration 90s -processes 20":          "adaptive",
 		"-limit 6000 -window 1m -rate 50 -n 3 -duration 2m -processes 20":       "adaptive",
