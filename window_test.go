@@ -1172,7 +1172,14 @@ func TestLostGrantOfAnotherLength(t *testing.T) {
 			require.Error(t, err)
 			require.NotZero(t, used(t, net, "k"))
 			limit.set(reservoir.PerMinute(100))
-			net.Next("", testnet.LoseRequest)
+			lost := false
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if lost || c.Statement.Limit.Window != time.Hour {
+					return testnet.Fine
+				}
+				lost = true
+				return testnet.LoseRequest
+			})
 			r := allow(t, l, "k", 7)
 			require.True(t, r.Allowed)
 			require.Equal(t, time.Minute, r.Window)
