@@ -111,20 +111,21 @@ func (s *situation) lasts() time.Duration {
 // usage is the part of a key's state that only a key in use needs.
 type usage struct {
 	demand.Demand
-	recall   recall
-	timer    *time.Timer
-	due      int64         // when timer fires
-	replied  int64         // when the store answered last
-	spread   int64         // delay after the reset, so that processes do not all call at once
-	backoff  int64         // after a failed fetch, the earliest time of the next
-	pause    time.Duration // of the last back-off; it doubles
-	failedAt int64         // when a fetch failed last
-	rejected bool          // the last fetch was rejected
-	void     bool          // the last reply was void
-	astray   int           // fetches in a row that named another period of the calendar than the store's
-	recheck  int64         // when a refused key asks for its limit again
-	asked    uint64        // number of the last question for the limit whose answer may be too old
-	charge   int64         // when to state debt at the latest; 0 = at once
+	recall      recall
+	timer       *time.Timer
+	deniedUntil int64         // see Key.deniedUntil
+	due         int64         // when timer fires
+	replied     int64         // when the store answered last
+	spread      int64         // delay after the reset, so that processes do not all call at once
+	backoff     int64         // after a failed fetch, the earliest time of the next
+	pause       time.Duration // of the last back-off; it doubles
+	failedAt    int64         // when a fetch failed last
+	rejected    bool          // the last fetch was rejected
+	void        bool          // the last reply was void
+	astray      int           // fetches in a row that named another period of the calendar than the store's
+	recheck     int64         // when a refused key asks for its limit again
+	asked       uint64        // number of the last question for the limit whose answer may be too old
+	charge      int64         // when to state debt at the latest; 0 = at once
 }
 
 // usage returns the key's usage, making one if there is none.

@@ -201,7 +201,7 @@ func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
 		}
 	default:
 		k.refusals.Add(1)
-		if w != nil && now >= k.deniedUntil && t.Req.Limit.Tokens >= k.Limit().Tokens { // the limit was not raised since
+		if w != nil && now >= k.deniedUntil() && t.Req.Limit.Tokens >= k.Limit().Tokens { // the limit was not raised since
 			k.deny(w, now)
 		}
 	}

@@ -351,7 +351,7 @@ func (f *Fetch) apply(r Reply, waits bool, sent, now int64) {
 // was refused. The reading is newer than the denial, unless the limit was raised since.
 func (f *Fetch) showsDenial(r Reply, w *lease.Lease) bool {
 	k := f.k
-	none := r.Remaining == 0 || r.Grant < f.Req.Least || k.deniedUntil != 0 && r.Remaining <= w.Remaining()
+	none := r.Remaining == 0 || r.Grant < f.Req.Least || k.deniedUntil() != 0 && r.Remaining <= w.Remaining()
 	return none && f.Req.Limit.Tokens >= k.Limit().Tokens
 }
 

@@ -133,8 +133,8 @@ func (k *Key) Retire(ifLeft bool) {
 func (k *Key) Visit() {
 	var leaves bool
 	k.event(func(now int64) effect {
-		was := k.mark
-		if k.mark = k.fingerprint(); k.mark != was || k.phase == phaseRetired || k.queue != nil || k.fallback.neededBy(k, now) {
+		was := k.node.Tag
+		if k.node.Tag = k.fingerprint(); k.node.Tag != was || k.phase == phaseRetired || k.queue != nil || k.fallback.neededBy(k, now) {
 			return unchanged
 		}
 		k.leave(now)
@@ -147,15 +147,15 @@ func (k *Key) Visit() {
 }
 
 // fingerprint changes whenever the key is used. It is not 0, so that a key is not taken for idle at its first visit.
-func (k *Key) fingerprint() uint64 {
-	mark := 1 + uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.spent())*0xbf58476d1ce4e5b9
+func (k *Key) fingerprint() uint32 {
+	mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.spent())*0xbf58476d1ce4e5b9
 	if w := k.lease.Load(); w != nil {
 		mark += uint64(w.Window.End) * 0x94d049bb133111eb
 	}
 	if k.fallback != nil {
 		mark += uint64(k.fallback.admitted)
 	}
-	return mark
+	return uint32(mark>>32) | 1
 }
 
 // LastFetch returns a statement that hands back, at Close, what the key holds and says that

@@ -44,18 +44,16 @@ type Key struct {
 	use      *usage    // nil until the second fetch
 	fallback *fallback // nil unless the store has been away
 
-	deniedUntil int64  // until when the store surely has too little for some caller; 0 = ask the store
-	firstFetch  int64  // time of the first fetch; 0 = none yet
-	mark        uint64 // fingerprint at the last sweep
-	largest     most   // the largest request since the last observation of demand
-	clients     uint16 // that share the key: the larger count of this window and the last
-	reported    uint16 // clients in the store's last reply
-	phase       phase
-	parted      bool  // it has left its counter, and is not in the table any more
-	orphan      bool  // it found no room among the leavers
-	short       bool  // the limit will run out before the window ends, by the last reading
-	inLine      uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
-	replyLost   bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
+	firstFetch int64  // time of the first fetch; 0 = none yet
+	largest    most   // the largest request since the last observation of demand
+	clients    uint16 // that share the key: the larger count of this window and the last
+	reported   uint16 // clients in the store's last reply
+	phase      phase
+	parted     bool  // it has left its counter, and is not in the table any more
+	orphan     bool  // it found no room among the leavers
+	short      bool  // the limit will run out before the window ends, by the last reading
+	inLine     uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
+	replyLost  bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
 }
 
 type node = keytable.Node[Key]
@@ -96,7 +94,7 @@ func (k *Key) comeBack() {
 	case k.parted || k.phase != phaseLeaving && k.phase != phaseLeft:
 	case k.lease.Load() == nil:
 		k.enter(phaseCold)
-	case k.deniedUntil != 0:
+	case k.deniedUntil() != 0:
 		k.enter(phaseDenied)
 	default:
 		k.enter(phaseOpen)
@@ -113,9 +111,20 @@ func (k *Key) leave(now int64) {
 	}
 }
 
+// deniedUntil is until when the store surely has too little for some caller; 0 = ask the store.
+func (k *Key) deniedUntil() int64 {
+	if k.use == nil {
+		return 0
+	}
+	return k.use.deniedUntil
+}
+
 // allow ends a denial: the store may have more.
 func (k *Key) allow() {
-	if k.deniedUntil = 0; k.phase == phaseDenied {
+	if k.use != nil {
+		k.use.deniedUntil = 0
+	}
+	if k.phase == phaseDenied {
 		k.enter(phaseOpen)
 	}
 }
@@ -185,7 +194,7 @@ func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		w := k.lease.Load()
 		f = Figures{
-			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Debt: k.account.Unpaid(), Exhausted: k.deniedUntil != 0,
+			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Debt: k.account.Unpaid(), Exhausted: k.deniedUntil() != 0,
 		}
 		if w.Alive(now) {
 			f.Window = w.Window
@@ -326,7 +335,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 func (k *Key) check() {
 	if invariant.Enabled && !k.idle() {
 		invariant.That((k.phase == phaseCold) == (k.lease.Load() == nil), "phase %d, lease %v", k.phase, k.lease.Load())
-		invariant.That((k.phase == phaseDenied) == (k.deniedUntil != 0), "phase %d, denied until %d", k.phase, k.deniedUntil)
+		invariant.That((k.phase == phaseDenied) == (k.deniedUntil() != 0), "phase %d, denied until %d", k.phase, k.deniedUntil())
 	}
 }
 
@@ -337,7 +346,7 @@ func (k *Key) publish(w *lease.Lease) {
 	if w == nil || k.queue.inFlight() && k.queue.line.Active() > 0 {
 		return
 	}
-	until := k.deniedUntil
+	until := k.deniedUntil()
 	if k.idle() { // the next caller must come by the lock
 		until = 0
 	} else if until != 0 && k.env.ByKey { // so must one now and then, to ask whether the limit was raised
@@ -360,7 +369,7 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	f := next.Facts{
 		Now: now, Retired: k.phase == phaseRetired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
 		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil, Probe: did.probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
+		Denied: k.deniedUntil(), Probe: did.probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
 	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
@@ -428,7 +437,7 @@ func (k *Key) expire(now int64) {
 		k.env.Counts.Move(k.account.Expire(k.drain()))
 		k.env.Counts.Move(k.account.ExpireDebt())
 	}
-	if t := k.Limit(); t.Rolls && k.deniedUntil != 0 && now >= k.deniedUntil { // some tokens count no more
+	if t := k.Limit(); t.Rolls && k.deniedUntil() != 0 && now >= k.deniedUntil() { // some tokens count no more
 		k.allow()
 		k.lease.Load().Note(backend.State{Remaining: 1}, now)
 	}
@@ -442,11 +451,12 @@ func (k *Key) overFor(w *lease.Lease, now int64) bool {
 // enterWindow makes window the current one; the zero Window is none. The account has left the one
 // before, and spent is how many tokens requests had used by then.
 func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease {
-	k.short, k.deniedUntil, k.clients = false, 0, k.reported
+	k.short, k.clients = false, k.reported
 	if f := k.fallback; f != nil && now > f.end {
 		k.fallback = nil
 	}
 	if u := k.use; u != nil {
+		u.deniedUntil = 0
 		length := k.Limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.opened(length, spent, k.refusals.Load())

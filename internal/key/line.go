@@ -102,7 +102,7 @@ func (k *Key) Expect(n int64) {
 		switch {
 		case k.phase == phaseRetired || k.parted || k.queue.inFlight() || n > t.Tokens || k.shard.Open():
 			return unchanged
-		case w.Alive(now) && (w.Stock() >= n || k.deniedUntil != 0):
+		case w.Alive(now) && (w.Stock() >= n || k.deniedUntil() != 0):
 			return unchanged
 		}
 		k.comeBack()
@@ -170,11 +170,11 @@ func (k *Key) fromMemory(n int64, stay bool, now int64) (a Answer, did effect, d
 			return k.admit(w, n, left, Local), effect{changed: w.ClaimReorder(left)}, true
 		}
 	}
-	if stay || k.deniedUntil == 0 || n <= w.Available()+k.queue.held() {
+	if stay || k.deniedUntil() == 0 || n <= w.Available()+k.queue.held() {
 		return a, unchanged, false
 	}
-	if now >= k.deniedUntil && !k.queue.inFlight() && !k.shard.Open() {
-		k.deniedUntil = now + int64(k.Limit().Window)/askTimes
+	if now >= k.deniedUntil() && !k.queue.inFlight() && !k.shard.Open() {
+		k.use.deniedUntil = now + int64(k.Limit().Window)/askTimes
 		did = effect{changed: true, probe: n}
 	}
 	k.refusals.Add(1)
@@ -288,7 +288,7 @@ func (k *Key) serve(now int64, fresh bool) {
 	if w.Alive(now) {
 		k.queue.reserved += w.Reserve()
 		hand = k.queue.reserved
-		if fresh || k.deniedUntil != 0 && now < k.deniedUntil {
+		if fresh || k.deniedUntil() != 0 && now < k.deniedUntil() {
 			t := k.Limit()
 			left, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(t.Window), Tokens: t.Tokens}
 		}
@@ -296,7 +296,7 @@ func (k *Key) serve(now int64, fresh bool) {
 	line.Serve(hand, left, to, func(c *waiter, v waiters.Verdict) {
 		line.Notify(c, k.outcome(c, w, v, now))
 	})
-	if k.deniedUntil == 0 && line.Parked() > 0 { // the store has too little
+	if k.deniedUntil() == 0 && line.Parked() > 0 { // the store has too little
 		k.deny(w, now)
 	}
 	if k.shard.Open() { // the others get none
@@ -306,7 +306,7 @@ func (k *Key) serve(now int64, fresh bool) {
 
 // outcome is the outcome of a caller in line whose wait is over.
 func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (o outcome) {
-	if v != waiters.Grant && k.deniedUntil == 0 { // the store has too little
+	if v != waiters.Grant && k.deniedUntil() == 0 { // the store has too little
 		k.deny(w, now)
 	}
 	switch v {
@@ -346,13 +346,13 @@ func (k *Key) deny(w *lease.Lease, now int64) {
 	}
 	window := k.Limit().Window
 	turn := chance.Interval(window/askTimes).Seconds() * float64(max(k.clients, 1))
-	if k.deniedUntil = w.LatestEnd(); k.Limit().Rolls { // some come back before, and nobody tells of that
-		k.deniedUntil = now + int64(w.RetryAfter(now))
-	} else if left := time.Duration(k.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
-		k.deniedUntil = now + int64(turn*float64(time.Second))
+	if u.deniedUntil = w.LatestEnd(); k.Limit().Rolls { // some come back before, and nobody tells of that
+		u.deniedUntil = now + int64(w.RetryAfter(now))
+	} else if left := time.Duration(u.deniedUntil - now); turn < left.Seconds() { // turn may be thousands of years
+		u.deniedUntil = now + int64(turn*float64(time.Second))
 	}
 	if now < u.recall.again { // tokens may come back from others
-		k.deniedUntil = min(k.deniedUntil, u.recall.again)
+		u.deniedUntil = min(u.deniedUntil, u.recall.again)
 	}
 	k.inWindow(phaseDenied)
 	if u.recheck <= now {

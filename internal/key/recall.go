@@ -116,7 +116,7 @@ func (k *Key) Hear(m backend.Message) {
 		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && !k.queue.inFlight():
 			w.AddRemaining(-w.Remaining())
 			k.deny(w, now)
-			k.deniedUntil = min(now+toldTimes*(k.deniedUntil-now), w.LatestEnd())
+			k.use.deniedUntil = min(now+toldTimes*(k.use.deniedUntil-now), w.LatestEnd())
 			if k.free() > 0 {
 				k.use.recall.called = m.Window
 			}

@@ -29,7 +29,7 @@ func (k *Key) slide(from *lease.Lease, r Reply) *lease.Lease {
 	k.lease.Store(to) // before the stock moves, so that a caller with the old lease finds the new one
 	k.queued().reserved += from.Drain()
 	k.inWindow(phaseOpen)
-	if k.deniedUntil != 0 {
+	if k.deniedUntil() != 0 {
 		k.inWindow(phaseDenied)
 	}
 	return to

@@ -60,7 +60,7 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 	k.account.Refund(back)
 	k.env.Counts.Extra.Add(k.node.Hash, paid) // spent again
 	k.env.Counts.Refunded.Add(back)
-	decide := k.queue != nil || k.deniedUntil != 0 || k.parted
+	decide := k.queue != nil || k.deniedUntil() != 0 || k.parted
 	k.putBack(w, back-paid)
 	if k.use != nil {
 		k.use.recall.refunded = true

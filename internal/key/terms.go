@@ -179,7 +179,7 @@ const askTimes = 20
 // matter to a request for n: n is larger than the limit, or the denial of the key is old.
 func (k *Key) old(n, now int64) bool {
 	t := k.Limit()
-	if k.deniedUntil != 0 && now >= k.use.recheck {
+	if k.deniedUntil() != 0 && now >= k.use.recheck {
 		k.use.recheck = now + int64(t.Window)/askTimes
 		return true
 	}

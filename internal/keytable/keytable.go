@@ -18,7 +18,7 @@ type Node[S any] struct {
 	State S
 	Key   string
 	Hash  uint32 // of Key, by the table's seed
-	Tag   uint32 // the owner's, set by init
+	Tag   uint32 // the owner's, 0 at first
 	next  atomic.Pointer[Node[S]]
 }
 
