@@ -268,7 +268,7 @@ func TestGettingStartedServer(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, ask(addr, "").StatusCode)
 	}
 	charged := func(user string) string {
-		return strings.TrimSpace(s.shell(t, ".", "redis-cli get '{user:"+user+"}'"))
+		return strings.TrimSpace(s.shell(t, ".", "redis-cli get '{user:"+user+"}:60s'"))
 	}
 	spent := 0
 	for strconv.Itoa(spent) == charged("alice") || spent < len(addrs) { // until they hold some

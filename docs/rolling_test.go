@@ -65,7 +65,13 @@ func TestWorstIntervals(t *testing.T) {
 func take(t *testing.T, l backend.Limit) func(ms int) bool {
 	s, start := memstore.New(), time.Unix(1_700_000_000, 0)
 	return func(ms int) bool {
-		r, err := s.TakeRolling(storeclock.With(t.Context(), start.Add(time.Duration(ms)*time.Millisecond)), backend.TakeRequest{Key: "k", Limit: l, Tokens: 1, Within: 100 * time.Millisecond})
+		ctx := storeclock.With(t.Context(), start.Add(time.Duration(ms)*time.Millisecond))
+		if !l.Rolls {
+			r, err := s.Sync(ctx, backend.Statement{Key: "k", Limit: l, Need: 1})
+			require.NoError(t, err)
+			return r.Grant == 1
+		}
+		r, err := s.TakeRolling(ctx, backend.TakeRequest{Key: "k", Limit: l, Tokens: 1, Within: 100 * time.Millisecond})
 		require.NoError(t, err)
 		return r.Allowed
 	}

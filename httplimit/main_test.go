@@ -54,6 +54,6 @@ func answers(status int) http.Handler {
 // away is a store that cannot be reached.
 type away struct{ backend.Store }
 
-func (away) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("away")}
+func (away) Sync(context.Context, backend.Statement) (backend.Reply, error) {
+	return backend.Reply{}, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("away")}
 }

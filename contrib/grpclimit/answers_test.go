@@ -29,8 +29,8 @@ type away struct {
 	err error
 }
 
-func (a away) Sync(context.Context, backend.SyncRequest) (backend.SyncReply, error) {
-	return backend.SyncReply{}, a.err
+func (a away) Sync(context.Context, backend.Statement) (backend.Reply, error) {
+	return backend.Reply{}, a.err
 }
 
 // HTTP and gRPC give the same answers about the same limiter, and show the same numbers. The
