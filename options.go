@@ -41,17 +41,18 @@ func defaults(limit Limit) config {
 	}
 }
 
-// WithName names the limit: the name stands before the key in the store. Limits of one
-// store that count the same keys need names, such as "per-second" and "per-hour", so that
-// each has windows of its own; otherwise their calls return [ErrConflict]. All processes
-// must use the same name. By default there is no name, and the store's keys have the
-// layout of GitHub's scripts. A name has up to 64 bytes and no control characters.
+// WithName names the limit: the name stands before the key in the store. Limits of one store that
+// differ in length, calendar or kind count a key apart without names, such as one per second and one per
+// hour. Others share a count, so two limits per minute on the same keys, such as of requests and of
+// tokens, need names. All processes must use the same name. By default there is no name. A name has up to
+// 64 bytes and no control characters.
 func WithName(name string) Option { return func(c *config) { c.name = name } }
 
-// WithDirect makes a store call for every request. Limits are then exact and fair among
-// processes to the token, but each request costs a round trip. By default requests are
-// served from batches. Refusals are cached in both cases. Beside processes that hold batches,
-// a request for which the store has too little waits for up to three more round trips, while
+// WithDirect holds no stock: the callers of a key stand in line, and a call asks the store for exactly
+// what they need. So limits are exact and fair among processes to the token, and a killed process loses nothing,
+// but each request waits for a round trip, and for the rest of the one under way. Callers in line share a call; those of
+// a rolling limit make one each. By default requests are served from batches. Refusals are cached in both cases. Beside
+// processes that hold batches, a request for which the store has too little waits for some more round trips, while
 // tokens that lie idle in these come back.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
 
@@ -72,11 +73,10 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // stock goes back to the store.
 //
 // A limit may change at any time, even in the middle of a window. The new number of tokens
-// counts from the key's next fetch, for all processes together. An open window keeps its
-// length until it ends, and by then, or within half a minute, all processes must have the
-// new one: if another process opens a window of the old length later, calls return
-// [ErrConflict] until that ends. For a refused key, limits is called again up to 20 times a window,
-// while requests come, in case the limit was raised. Tokens that were charged before a
+// counts from the key's next fetch, for all processes together. A limit of another length, calendar or kind
+// counts apart: requests are charged there from then on, the old stock goes back, and who changes
+// to and fro finds the old count while its window runs. For a refused key, limits is called again up to 20 times
+// a window, while requests come, in case the limit was raised. Tokens that were charged before a
 // limit was lowered may still be spent.
 func WithLimits(limits func(key string) Limit) Option {
 	return func(c *config) { c.limits = limits }
@@ -91,16 +91,16 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 // WithMaxKeys bounds the number of keys held in memory: 1,048,576 by default, at some
 // hundreds of bytes each. Past the bound, each request for a new key is a store call until
 // idle keys are evicted; no key is evicted earlier to make room. If n is 0, every request
-// is a store call. One for which the store has too little, while tokens lie idle in other
-// processes, makes up to two more calls.
+// is a store call. It is charged without an account, so unused tokens do not come back, and its
+// refusal may be early, because tokens that lie idle in other processes are not called back. A rolling
+// limit takes them back, and calls idle ones by up to two more calls.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock handed
 // back; in practice it may take twice as long. d must be more than 0. The default is a
 // 20th of the window of New's limit, but at least 5 minutes and at most an hour. A shorter
-// time saves memory. A longer time saves a store call for keys that are used again, and
-// memory of the store, which keeps an account of some 60 bytes for each time that a
-// process has forgotten a key and used it again in one window.
+// time saves memory. A longer time saves a store call for keys that are used again. The store keeps an account
+// of some 60 bytes for each process that has used a key in its window, however often that has forgotten it.
 func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They

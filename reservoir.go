@@ -417,10 +417,12 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 //
 // If the window of r is over, unused tokens have expired, and tokens used above the charge
 // are charged to the window that is open now. If this process knows none, they count as
-// Overdrawn. Unused tokens also expire if the key was forgotten after [WithIdle].
+// Overdrawn. Unused tokens also expire if the key was forgotten after [WithIdle], or found no room
+// by [WithMaxKeys].
 //
-// A [Direct] result is settled by one store call, in the window of r. The call is never
-// repeated. It is bounded by ctx and [WithFetchTimeout], and if ctx ends first, the call goes
+// Two cases cost a store call, which is never repeated: a [Direct] result of a rolling limit, and tokens
+// used above the charge of a key that is not in memory any more, while the window of r runs. The call
+// is bounded by ctx and [WithFetchTimeout], and if ctx ends first, it goes
 // on. A ctx that has ended before, as that of a client that has left, does not bound it.
 // An error needs no action: Stats counts the tokens as Overdrawn or Expired, and as Unknown if
 // the call may have been carried out.
@@ -507,14 +509,15 @@ func (l *Limiter) closedError() error {
 	return nil
 }
 
-// Reset gives key a fresh window, for a user who was limited by mistake: the whole limit
-// may be used again from now on. It costs a store call. This process serves from the new
-// window at once. Other processes hear of it within a round trip, and then drop what they hold of
-// the old window. Until then they may spend that on top of the limit. They make no call until a request comes.
+// Reset ends the window of key, for a user who was limited by mistake: the whole limit may be used again, in a
+// window that opens with the next charge. It empties the counter of the limit that key has now; what was counted
+// under limits of another length, calendar or kind stays. It costs a store call. This process drops what it holds
+// of the old window at once. Other processes hear of it within a round trip. Until then they may spend what they
+// hold on top of the limit. They make no call until a request comes.
 // A process to which no message comes, see [Hooks].Subscription, learns of it when it next asks the
 // store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
-// some 20 times a window, so with many processes that takes long. If no window is open, Reset
-// does nothing. After an error of class Unknown, or of ctx, the window may be a fresh one.
+// some 20 times a window, so with many processes that takes long. After an error of class Unknown, or
+// of ctx, the window may have ended.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.resetKey(ctx, key) }
 
 // resetKey is Reset. Its parameter has another name because it needs package key.

@@ -33,13 +33,14 @@ type Result struct {
 	// limit is [Block].
 	Limit int64
 
-	// Window is the length of the window: of the open one, if the limit has changed since that
-	// was opened, and that of the day, week or month by the calendar. It is 0 if no limit applies.
+	// Window is the length of the window, and that of the day, week or month by the calendar. It is 0
+	// if no limit applies.
 	Window time.Duration
 
 	// Remaining is how many tokens this process could still get in the window, at most
 	// Limit: what the store had left at the last reading, and the stock. Other processes
-	// spend from what the store has left too. Remaining is exact for [Direct] results.
+	// spend from what the store has left too. Of a [Direct] result it is what the store had left for this
+	// request, to the token.
 	Remaining int64
 
 	// Reset is the stored end of the window, to the millisecond, which is the same
@@ -91,7 +92,9 @@ const (
 	Local Source = iota
 	// Fetched: the caller waited for a fetch that it shared with others.
 	Fetched
-	// Direct: by a call to the store for this request alone.
+	// Direct: by a call to the store that asked for exactly what its callers needed, and brought no stock:
+	// with [WithDirect], for a request larger than a batch may be, and for a key past [WithMaxKeys]. Callers in line
+	// share such a call, except those of rolling limits and of keys past WithMaxKeys.
 	Direct
 	// Fallback: by the failure policy, because the store is away.
 	Fallback
@@ -145,9 +148,8 @@ type Limit struct {
 // interval of the length Window, over all processes, while the store keeps its data, less what
 // its clock jumps ahead. Time is cut into slices of a twentieth of Window, and what is spent in
 // a slice counts until Window has passed since the slice's end. So in overload 5 to 9 % of
-// the limit stay unused. Window is at least 20 ms. A rolling limit has keys of its own in
-// the store: to change the kind of a limit, give it a new name by [WithName]. Where a fixed window of the
-// key is open, calls return [ErrConflict]; a fixed limit does not see the rolling one. It has no calendar.
+// the limit stay unused. Window is at least 20 ms. A rolling limit counts apart
+// from a fixed one of the same key, so if a limit changes its kind, both may be used up once. It has no calendar.
 func (l Limit) Rolling() Limit {
 	l.Rolls = true
 	return l
@@ -171,11 +173,11 @@ func PerMinute(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.M
 func PerHour(tokens int64) Limit { return Limit{Tokens: tokens, Window: time.Hour} }
 
 // PerDay is a limit of tokens in each day of a time zone, from midnight to midnight. A
-// day on which clocks change is shorter or longer than 24 hours. A nil zone is UTC.
+// day on which clocks change is shorter or longer than 24 hours. A nil zone is UTC. A zone that means
+// another one in another process, as [time.Local], or has no name of its own is an [ErrLimit]: it names the
+// count in the store.
 //
-// The store's clock decides when a day is over, and the process' clock names the day that
-// opens then, as for [PerWeek] and [PerMonth]. If the process' clock is ahead, a key that
-// has no window open gets tomorrow's up to a second before midnight by the store's clock.
+// The store's clock decides which day it is, as for [PerWeek] and [PerMonth].
 func PerDay(tokens int64, zone *time.Location) Limit {
 	return perPeriod(tokens, 24*time.Hour, backend.Day, zone)
 }
@@ -251,7 +253,7 @@ var errResult = errors.New("reservoir: a result of another limiter, or of no cha
 //   - KeyOnly says that only this key is concerned, and not its shard.
 //
 // Find it with [errors.AsType] or [errors.As]. A request that got one may be
-// tried again; after Unknown it may then be charged twice, and a Reset may have made a fresh window.
+// tried again; after Unknown of a key past [WithMaxKeys] it may then be charged twice, and a Reset may have happened.
 // Its text holds no key, password or URL.
 type StoreError = backend.Error
 

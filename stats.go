@@ -24,9 +24,9 @@ type Stats struct {
 
 	Taken    int64 // tokens that the store charged to this process
 	Refunded int64 // tokens taken back from requests, by Settle or Refund or because callers gave up
-	Spent    int64 // tokens that admitted requests used, including refunded tokens, excluding Debt
+	Spent    int64 // tokens that admitted requests used, including refunded tokens, excluding Debt and what the failure policy admitted
 	Returned int64 // tokens given back to the store
-	Expired  int64 // tokens whose window ended before they were used
+	Expired  int64 // tokens whose window ended before they were used, or that came too late for a request without stock
 	Held     int64 // tokens in memory now: to be spent, or on their way back
 
 	// Overdrawn is how many tokens were used above the limit: settled above a charge, or
@@ -45,7 +45,7 @@ type Stats struct {
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
 	Debt      int64 // tokens settled above a charge, which the store must still charge
-	Unknown   int64 // tokens of direct calls, and of their settlements, that failed and may have been carried out
+	Unknown   int64 // tokens of keys past WithMaxKeys, of rolling limits' direct calls and of settlements by a call, that failed and may have been carried out
 }
 
 // Stats returns the present counts. Only Keys, Unsubscribed, Held, Idle and Debt ever go down. Stats

@@ -49,9 +49,8 @@ type Limit struct {
 // interval of the length Window, over all processes, while the store keeps its data, less what
 // its clock jumps ahead. Time is cut into slices of a twentieth of Window, and what is spent in
 // a slice counts until Window has passed since the slice's end. So in overload 5 to 9 % of
-// the limit stay unused. Window is at least [MinRolling]. A rolling limit has keys of its own in
-// the store: to change the kind of a limit, give it a new name. Where a fixed window of the key is
-// open, it gets a conflict; a fixed limit does not see the rolling one. It has no calendar.
+// the limit stay unused. Window is at least [MinRolling]. A rolling limit has counters of its
+// own. It has no calendar.
 func (l Limit) Rolling() Limit {
 	l.Rolls = true
 	return l

@@ -52,7 +52,7 @@
 // The draft's qu and pk are not sent: a token need not be a request, and a key may name its
 // user.
 //
-// Remaining is exact if the limiter has WithDirect. With batches it is what this process
+// With WithDirect, Remaining is what the store had left for this request. With batches it is what this process
 // could still hand out: its own stock, and what the store had left in its last reply.
 // Other processes spend from the store too, and neither number includes a batch in flight,
 // so Remaining may go up, or down by more than one, between responses. It is 0 when a

@@ -87,7 +87,7 @@ func (w *response) of(i int) reservoir.Result {
 // above the charge is charged too and never refused: see [reservoir.Limiter.Settle]. If
 // headers are not sent yet, they change accordingly. The limiter settles when the handler
 // has returned. The last of several calls counts, and a response that is refunded has used
-// nothing, whatever was settled. With reservoir.WithDirect that costs a store
+// nothing, whatever was settled. With reservoir.WithDirect that causes a store
 // call. With nested limits, Settle affects the innermost.
 //
 // Settle does nothing if the request was not limited, or if a wrapper of w has no Unwrap

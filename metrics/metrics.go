@@ -49,7 +49,7 @@ func All() []Metric {
 
 		{"requests.fallback", "request", "Requests that the failure policy admitted or refused because the store was away.", counter, func(s *reservoir.Stats) int64 { return s.Fallbacks }},
 		{"tokens.debt", "token", "Tokens that were settled above a charge, which the store must still charge.", gauge, func(s *reservoir.Stats) int64 { return s.Debt }},
-		{"tokens.unknown", "token", "Tokens of direct calls that failed and may have been charged for nothing.", counter, func(s *reservoir.Stats) int64 { return s.Unknown }},
+		{"tokens.unknown", "token", "Tokens of calls without an account that failed and may have been charged for nothing.", counter, func(s *reservoir.Stats) int64 { return s.Unknown }},
 	}
 }
 

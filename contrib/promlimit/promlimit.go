@@ -30,12 +30,10 @@
 //	reservoir_tokens_returned_total     tokens given back to the store
 //	reservoir_tokens_expired_total      tokens whose window ended before they were used
 //	reservoir_tokens_overdrawn_total    tokens used above the limit: settled, or admitted without the store
-//	reservoir_tokens_recovered_total    tokens whose grant was lost and handed over again
-//	reservoir_tokens_recharged_total    tokens that the store lost and charged again
-//	reservoir_tokens_unknown_total      tokens of failed direct calls, perhaps charged for nothing
+//	reservoir_tokens_unknown_total      tokens of failed calls without an account, perhaps charged for nothing
 //	reservoir_tokens_held               gauge: tokens in memory, to be spent
 //	reservoir_tokens_idle               gauge: the held tokens whose key is exhausted
-//	reservoir_tokens_debt               gauge: tokens used without the store, not charged yet
+//	reservoir_tokens_debt               gauge: tokens settled above a charge, not charged yet
 //	reservoir_keys                      gauge: keys held in memory
 //	reservoir_shards_unsubscribed       gauge: shards whose messages do not come to this process
 //	reservoir_prefetches_total          fetches ahead of need
