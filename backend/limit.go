@@ -25,7 +25,7 @@ var (
 	ErrTokens = errors.New("reservoir: bad number of tokens")
 )
 
-// Limit is a number of tokens per fixed window. A window opens at its key's first charge and
+// Limit is a number of tokens per fixed window. A window opens at its counter's first charge and
 // ends Window later. If Window is whole seconds, the end is rounded down to a whole second,
 // as in GitHub's script, so that both can share windows. So a first window of a second may
 // be almost a second shorter, and then twice Tokens may pass within milliseconds. Other ends
@@ -34,11 +34,11 @@ type Limit struct {
 	Tokens int64         // 1 to MaxTokens
 	Window time.Duration // whole milliseconds, MinWindow to MaxWindow
 
-	// Only the limiter uses the fields that follow. In requests they are zero, because a
-	// store knows only the ends of the calendar's periods, from the request.
+	// Calendar is zero if the limit has none. Its periods are the windows, and Window is about the length of one. A
+	// store uses it only for the counter's name; a statement says when the present period begins and ends.
+	Calendar Calendar
 
-	Calendar Calendar // its periods are the windows, and Window is about the length of one
-	Shadow   bool     // requests above the limit pass, and their results say so
+	Shadow bool // requests above the limit pass, and their results say so; only the limiter uses it
 
 	// Rolls says that the limit holds in every interval of the length Window, and not only in
 	// windows that follow each other; see [Limit.Rolling].

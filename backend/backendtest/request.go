@@ -196,7 +196,7 @@ func testHostileKeys(t testing.TB, s backend.Store) {
 		b.key = key
 		b.play(fmt.Sprintf("0s check -> charged=%d remaining=%d window=60s", 2+i%9, 8-i%9))
 		b.play(fmt.Sprintf("0s sync x of=60s mine=1 change=-1 -> charged=%d remaining=%d window=60s", 1+i%9, 9-i%9))
-		b.play(fmt.Sprintf("0s reset -> void=60s; 0s check -> charged=0 remaining=10"))
+		b.play("0s reset -> void=60s; 0s check -> charged=0 remaining=10")
 	}
 }
 
