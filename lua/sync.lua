@@ -369,7 +369,7 @@ elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
   kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
 if kind > 0 then
-  local all = kind == 2 and clients > 32               -- one message to all
+  local all = clients > 32 and (kind == 2 or kind == 3 and rest > math.floor(clients / 4))  -- one message to all
   local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
   local mark = name .. ' '
   for i = 1, #some, 2 do

@@ -122,6 +122,7 @@ type usage struct {
 	failedAt    int64         // when a fetch failed last
 	rejected    bool          // the last fetch was rejected
 	void        bool          // the last reply was void
+	voided      int64         // windows of lower generations are void, by messages of Resets
 	astray      int           // fetches in a row that named another period of the calendar than the store's
 	recheck     int64         // when a refused key asks for its limit again
 	asked       uint64        // number of the last question for the limit whose answer may be too old

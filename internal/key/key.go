@@ -460,6 +460,7 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 		length := k.Limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.opened(length, spent, k.refusals.Load())
+		u.deniedUntil = 0
 	}
 	var w *lease.Lease
 	if window.End == 0 {

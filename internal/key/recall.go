@@ -130,13 +130,19 @@ func (k *Key) Hear(m backend.Message) {
 }
 
 // voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
-// may still name it.
+// may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
 func (k *Key) voided(of backend.Window, now int64) effect {
-	w, rolls := k.lease.Load(), k.Limit().Rolls
-	if k.queue.inFlight() && !rolls {
-		k.queue.fetch.void = max(k.queue.fetch.void, of.Gen+1)
+	w := k.lease.Load()
+	if rolls := k.Limit().Rolls; !rolls {
+		u := k.usage()
+		if u.voided > of.Gen || w != nil && w.Window.Gen > of.Gen {
+			return unchanged
+		}
+		if u.voided = of.Gen + 1; k.queue.inFlight() {
+			k.queue.fetch.void = u.voided
+		}
 	}
-	if w == nil || w.Window.Gen > of.Gen && !rolls {
+	if w == nil {
 		return unchanged
 	}
 	return k.void(w, now)

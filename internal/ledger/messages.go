@@ -85,8 +85,12 @@ func (s *step) messages() []Message {
 			called = s.some(Sample, AtOnce, present)
 		}
 	case h.told > 0 && !dry && ms-h.told >= min(s.length()/20, pause):
-		kind, called = backend.Again, s.some(Sample, int(max(few, min(s.Limit.Tokens-s.count, AtOnce))), present)
-		h.told = ms
+		rest := s.Limit.Tokens - s.count
+		if kind, h.told = backend.Again, ms; h.clients > AtOnce && rest > h.clients/few {
+			called = []string{""}
+		} else {
+			called = s.some(Sample, int(max(few, min(rest, AtOnce))), present)
+		}
 	}
 	s.reply.Idle = h.idle - s.own.idle
 	s.reply.Called = h.out
