@@ -263,7 +263,7 @@ func reason(err error) string {
 			return word
 		}
 	}
-	if errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "timeout") {
+	if text := err.Error(); errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "timeout") || strings.Contains(text, "take longer than the window") {
 		return "timeout"
 	}
 	return err.Error()
