@@ -259,7 +259,7 @@ func ExampleWithBatch() {
 	// Output:
 	// fixed 500
 	// first 10
-	// first 3000
+	// first 100
 }
 
 // If a limit is small, each token matters. WithDirect holds none.

@@ -155,7 +155,7 @@ func (k *Key) fingerprint() uint32 {
 	if k.fallback != nil {
 		mark += uint64(k.fallback.admitted)
 	}
-	return uint32(mark>>32) | 1
+	return uint32(mark^mark>>32) | 1
 }
 
 // LastFetch returns a statement that hands back, at Close, what the key holds and says that
