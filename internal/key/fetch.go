@@ -85,14 +85,14 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	return f
 }
 
-// giveBack takes the surplus out of the stock, unless it has been used meanwhile.
+// giveBack takes the surplus out of the stock, or what callers have left of it meanwhile.
 func (f *Fetch) giveBack(surplus int64) {
 	k := f.k
 	if surplus == 0 {
 		return
 	}
 	w := k.lease.Load()
-	if _, ok := w.Spend(surplus); !ok {
+	if surplus, _ = w.SpendUpTo(surplus); surplus == 0 {
 		return
 	}
 	k.account.Return(surplus)

@@ -29,7 +29,10 @@ type rig struct {
 	store backend.Store
 	limit backend.Limit
 	away  atomic.Bool
+	hears bool  // messages come
 	lives int64 // of other processes' accounts
+
+	writes func() // a statement is about to be written; may be nil
 }
 
 func newRig(limit backend.Limit) *rig {
@@ -39,9 +42,14 @@ func newRig(limit backend.Limit) *rig {
 	return r
 }
 
-func (r *rig) Shard(string) *Shard { return r.shard }
+func (r *rig) Shard(string) *Shard {
+	if r.writes != nil {
+		r.writes()
+	}
+	return r.shard
+}
 
-func (r *rig) Hears(string) bool { return false }
+func (r *rig) Hears(string) bool { return r.hears }
 
 func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
 
@@ -64,7 +72,7 @@ func (r *rig) Send(f *Fetch) {
 // other takes n tokens for another process.
 func (r *rig) other(t *testing.T, n int64) {
 	r.lives++
-	_, err := r.store.Sync(t.Context(), backend.Statement{Key: "k", Client: fmt.Sprint("other.", r.lives), Life: 1, Seq: 1, Limit: r.limit, Want: n, Hints: backend.Hints{Exact: true}})
+	_, err := r.store.Sync(t.Context(), backend.Statement{Key: "k", Client: fmt.Sprint("other.", r.lives), Life: 1, Seq: 1, Limit: r.limit, Want: n, Need: n, Hints: backend.Hints{Exact: true}})
 	require.NoError(t, err)
 }
 
@@ -279,4 +287,26 @@ func TestLeavers(t *testing.T) {
 			require.Empty(t, r.env.leavers.keys)
 		})
 	}
+}
+
+// TestGiveBackWhileACallerSpends: what others want goes back, though a caller spends a part of it when that is about to be taken.
+func TestGiveBackWhileACallerSpends(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		r.hears, r.env.Sizing = true, demand.Policy{Kind: demand.Fixed, Min: 20}
+		r.ask(t, k, 1)
+		synctest.Wait()
+		w := k.Lease()
+		stock, spent := w.Stock(), int64(0)
+		require.Greater(t, stock, int64(2))
+		r.writes = func() { // once
+			r.writes, spent = nil, 1
+			_, ok := w.Spend(1)
+			assert.True(t, ok)
+		}
+		k.Hear(backend.Message{Kind: backend.Recall, Key: "k", Counter: r.limit.Counter(), Window: w.Window, Limit: 1000})
+		time.Sleep(2 * time.Millisecond)
+		require.EqualValues(t, 1, spent)
+		require.Zero(t, w.Stock())
+		require.Equal(t, stock-1, r.env.Counts.Returned.Load())
+	})
 }
