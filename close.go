@@ -63,7 +63,7 @@ func (s *sweeper) sweep() {
 	}
 	l.look()             // at shards whose first key has come since
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
-	if l.env.Table.Len() > 0 {
+	if l.env.Keeps() {
 		s.arm()
 	}
 }
@@ -109,6 +109,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 }
 
 func (l *Limiter) close(ctx context.Context) error {
+	<-l.making.Close() // no key and no subscription comes from now on
 	l.end()
 	l.sweeper.stop()
 	for k := range l.env.All { // waiting callers get ErrClosed, as new ones do from now on

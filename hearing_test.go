@@ -588,3 +588,70 @@ func TestVoidedAgainAndAgain(t *testing.T) {
 		balance(t, l)
 	})
 }
+
+// tuned counts the subscriptions of a store that are open.
+type tuned struct {
+	*testnet.Network
+	open atomic.Int64
+}
+
+type subscription struct {
+	backend.Subscription
+	open *atomic.Int64
+}
+
+func (s *tuned) Listen(process string, hear func(backend.Message)) backend.Subscription {
+	s.open.Add(1)
+	return subscription{s.Network.Listen(process, hear), &s.open}
+}
+
+func (s subscription) Close() {
+	s.open.Add(-1)
+	s.Subscription.Close()
+}
+
+// TestCloseWhileALimitIsAskedFor: a request that asks for its key's limit while the limiter closes makes no key, and no
+// subscription, when it has the limit.
+func TestCloseWhileALimitIsAskedFor(t *testing.T) {
+	for _, known := range []bool{false, true} { // another key is there
+		inBubble(t, fmt.Sprint(known), func(t *testing.T) {
+			store, answer := &tuned{Network: testnet.Far(time.Millisecond)}, make(chan struct{})
+			l := open(t, store, reservoir.Block(), reservoir.WithLimits(func(key string) reservoir.Limit {
+				if key == "slow" {
+					<-answer
+				}
+				return reservoir.PerHour(100)
+			}))
+			if known {
+				allow(t, l, "k", 1)
+				require.EqualValues(t, 1, store.open.Load())
+			}
+			ended := make(chan error)
+			go func() { ended <- take(l.Allow(bg, "slow")) }()
+			synctest.Wait()
+			require.NoError(t, l.Close(bg))
+			close(answer)
+			require.ErrorIs(t, <-ended, reservoir.ErrClosed)
+			require.Zero(t, store.open.Load())
+			require.Zero(t, l.Stats().Keys)
+		})
+	}
+}
+
+// TestLeaversAreForgotten: a key that has left its counter while the store is away is forgotten after its window's end, though no
+// other key is there.
+func TestLeaversAreForgotten(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerMinute(100))
+		l := open(t, net, reservoir.Block(), opt, limit.option(), reservoir.WithIdle(time.Minute))
+		allow(t, l, "k", 1)
+		net.Always(testnet.Refuse)
+		limit.set(reservoir.Block())
+		_ = l.Refresh(bg, "k")
+		require.Equal(t, 1, reservoir.Leavers(l))
+		require.Zero(t, l.Stats().Keys)
+		time.Sleep(10 * time.Minute)
+		require.Positive(t, net.Happened(testnet.Refuse))
+		require.Zero(t, reservoir.Leavers(l))
+	})
+}

@@ -47,6 +47,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
@@ -65,6 +66,7 @@ type Limiter struct {
 	life    context.Context // probes end with it
 	end     context.CancelFunc
 	sweeper sweeper
+	making  inflight.Counter // keys that are made just now, which Close waits for
 
 	hearing hearing
 
@@ -270,6 +272,10 @@ func (l *Limiter) find(name string) (*key.Key, backend.Limit, error) {
 	if err != nil || key.PlanOf(limit) != key.Counted {
 		return nil, limit, err
 	}
+	if !l.making.Begin() { // while the limit was asked for
+		return nil, limit, ErrClosed
+	}
+	defer l.making.End()
 	l.listen()
 	k := l.env.Make(name, limit)
 	l.sweeper.arm()

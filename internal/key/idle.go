@@ -39,6 +39,13 @@ func (l *leavers) remove(k *Key) {
 	delete(l.keys, k)
 }
 
+// Keeps reports whether a key is in memory, or leaves its counter.
+func (e *Env) Keeps() bool {
+	e.leavers.mu.Lock()
+	defer e.leavers.mu.Unlock()
+	return len(e.leavers.keys) > 0 || e.Table.Len() > 0
+}
+
 // all calls yield with every key, without the lock.
 func (l *leavers) all(yield func(*Key) bool) {
 	l.mu.Lock()
