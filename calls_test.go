@@ -1732,3 +1732,38 @@ func TestManyKeysRecalled(t *testing.T) {
 		}
 	})
 }
+
+// TestLateReplies: nothing of a window is spent after its end, though replies to requests that were charged in it come later: those
+// callers get tokens of the next window, or an error if their statement has no account. So no more than one limit
+// is spent after the end.
+func TestLateReplies(t *testing.T) {
+	for name, opt := range map[string]reservoir.Option{"direct": reservoir.WithDirect(), "fixed=1": reservoir.WithFixedBatch(1), "adaptive": reservoir.WithBatch(1, 0), "no room": reservoir.WithMaxKeys(0)} {
+		inBubble(t, name, func(t *testing.T) {
+			const tokens = 10
+			net := testnet.Far(200 * time.Millisecond)
+			l := open(t, net, reservoir.Limit{Tokens: tokens, Window: 10 * time.Second}, opt, reservoir.WithFetchTimeout(2*time.Second))
+			end := allow(t, l, "k", 1).Reset
+			time.Sleep(time.Until(end) - 300*time.Millisecond) // the store charges these before the end
+			var after, late atomic.Int64
+			crowd(2*tokens, func(i int) {
+				if i >= tokens {
+					time.Sleep(100*time.Millisecond + time.Until(end)) // and these after it
+				}
+				r, err := l.Allow(bg, "k")
+				var failure *reservoir.StoreError
+				switch {
+				case err != nil:
+					assert.ErrorAs(t, err, &failure)
+					late.Add(1)
+				case r.Allowed:
+					after.Add(1)
+					assert.True(t, time.Now().After(end) && r.Reset.After(time.Now()), "charged to %v", r.Reset)
+				}
+			})
+			assert.LessOrEqual(t, after.Load(), int64(tokens))
+			assert.Equal(t, name == "no room", late.Load() > 0)
+			assert.Positive(t, l.Stats().Expired, "tokens came too late")
+			balance(t, l)
+		})
+	}
+}

@@ -1556,3 +1556,30 @@ func TestRollingRefundAfterSilence(t *testing.T) {
 		require.EqualValues(t, 4, l.Stats().Expired)
 	})
 }
+
+// TestZoneThatIsLoadedEachTime: a limit whose time zone is another pointer each time is the same one.
+func TestZoneThatIsLoadedEachTime(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, asked := testnet.Far(time.Millisecond), 0
+		l := open(t, net, reservoir.Block(), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+			zone, err := time.LoadLocation("Europe/Berlin")
+			assert.NoError(t, err)
+			asked++
+			return reservoir.PerDay(100, zone)
+		}))
+		require.EqualValues(t, 100, drain(t, l, "k", 1))
+		synctest.Wait()
+		calls := net.Count("")
+		for range 1000 {
+			require.False(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(10 * time.Second)
+		}
+		assert.LessOrEqual(t, net.Count("")-calls, 10, "probes")
+		assert.Greater(t, asked, 2)
+		assert.EqualValues(t, 100, l.Stats().Spent)
+		require.Zero(t, reservoir.Leavers(l))
+		for _, s := range l.Keys() {
+			assert.EqualValues(t, 100, s.Spent)
+		}
+	})
+}
