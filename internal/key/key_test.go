@@ -142,7 +142,7 @@ func TestPhases(t *testing.T) {
 			r.ask(t, k, 1)
 			time.Sleep(time.Minute)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, phaseOpen, false},
+		}, phaseOpen, true},
 		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
