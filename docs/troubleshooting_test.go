@@ -54,7 +54,7 @@ func TestTroubleshooting(t *testing.T) {
 		ask("redis://"+redistest.Start(t, "--cluster-enabled", "yes").Addr(), false), // without slots
 		ask("redis://"+cluster.Nodes[0].Addr(), true),
 		ask("redis://"+full.Addr(), false),
-		ask("redis://"+redistest.Start(t, "--rename-command", "pexpiretime", "").Addr(), false))
+		ask("redis://"+redistest.Start(t, "--rename-command", "evalsha", "").Addr(), false))
 
 	_, list, found := strings.Cut(documents(t)["docs/troubleshooting.md"], "## Errors")
 	require.True(t, found)
