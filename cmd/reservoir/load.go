@@ -51,7 +51,7 @@ func loadFlags(f *flagSet) action {
 	f.commonFlags(&c.common)
 	f.demandFlags(&c.Shape, &c.limit)
 	f.StringVar(&c.batch, "batch", "adaptive", "`how` many tokens a key fetches at a time: a policy of tune, such as adaptive,\n"+
-		"direct (a call for each request), ladder (Rockset's rule), or a fixed number")
+		"direct (exactly what callers ask for), ladder (Rockset's rule), or a fixed number")
 	f.IntVar(&c.workers, "workers", 8, "callers at a time")
 	f.Float64Var(&c.Rate, "rate", 0, "calls per second over all workers; late calls are made up for; 0 = as fast as possible")
 	f.Int64Var(&c.requests, "requests", 0, "end after this many calls; 0 = only by -duration")

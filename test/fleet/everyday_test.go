@@ -103,7 +103,7 @@ var further = []string{
 }
 
 // rowsOf returns the rows of a policy. Default and exact need have all, because the one is
-// judged by the other. A direct call costs a call for each request, whatever the limit, so
+// judged by the other. Direct callers get exactly what they ask for, whatever the limit, so
 // there is no need for many rows. Rolling limits have those in which windows matter.
 func rowsOf(p policy) []string {
 	some := []string{"3/60/*", "20/60/*", "3/300/*", "20/300/*"}

@@ -53,7 +53,7 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"direct", "a store call for each request", func(reservoir.Limit) reservoir.Option { return reservoir.WithDirect() }},
+	{"direct", "exactly what callers ask for", func(reservoir.Limit) reservoir.Option { return reservoir.WithDirect() }},
 	{"fixed", "batches of L/1000, as Rockset set it", func(l reservoir.Limit) reservoir.Option {
 		return reservoir.WithFixedBatch(max(l.Tokens/1000, 1))
 	}},
