@@ -748,6 +748,34 @@ func TestShareOfAnIdleKey(t *testing.T) {
 	})
 }
 
+// … nor does it bring another share that the key's limit is another one in between.
+func TestShareOutlivesLeaving(t *testing.T) {
+	for what, other := range map[string]reservoir.Limit{"blocked": reservoir.Block(), "unlimited": reservoir.Unlimited(), "another length": reservoir.PerMinute(1000)} {
+		inBubble(t, what, func(t *testing.T) {
+			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(1000))
+			net.Always(testnet.Refuse)
+			l := open(t, net, reservoir.PerHour(1000), limit.option(), reservoir.WithFailLocal(0.1))
+			var reset time.Time
+			for round := range 5 {
+				for range 200 {
+					r := allow(t, l, "k", 1)
+					require.Equal(t, reservoir.Fallback, r.Source)
+					require.True(t, reset.IsZero() || reset.Equal(r.Reset))
+					if reset = r.Reset; r.Allowed {
+						require.Zero(t, round)
+					}
+				}
+				require.EqualValues(t, 100, l.Stats().Overdrawn)
+				limit.set(other)
+				require.Error(t, l.Refresh(bg, "k"), "no message goes out, but this process has asked")
+				limit.set(reservoir.PerHour(1000))
+			}
+			time.Sleep(time.Until(reset) + time.Second)
+			require.True(t, allow(t, l, "k", 1).Allowed, "the next window has a share of its own")
+		})
+	}
+}
+
 // What is settled above a charge in an outage is charged when the store is back, or overdrawn when
 // its window ends before that, though nobody asks for the key again and it still has stock.
 func TestDebtWithoutTraffic(t *testing.T) {

@@ -29,6 +29,7 @@ type Env struct {
 	lives   atomic.Int64  // the number of the last life of an account; see account.Begin
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
+	shares  shares
 	waiters waiters.Pool[outcome]
 }
 

@@ -2,7 +2,9 @@ package key
 
 import (
 	"errors"
+	"maps"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -60,11 +62,54 @@ func (f *fallback) takeBack(c Charge, n int64) {
 	}
 }
 
+// shares are what FailLocal has admitted for keys that have left their counter, for those who come back before the window's
+// end: a plan that changes to and fro must not bring a share each time. The zero value has none.
+type shares struct {
+	mu   sync.Mutex
+	left map[share]*fallback
+}
+
+// share names a counter of a key.
+type share struct{ key, counter string }
+
+func (k *Key) share() share { return share{k.node.Key, k.Limit().Counter()} }
+
+// leaveShare keeps what the policy has admitted for a key that leaves its counter, unless too many do.
+func (k *Key) leaveShare(now int64) {
+	if !k.fallback.neededBy(k, now) {
+		return
+	}
+	s := &k.env.shares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.left, func(_ share, f *fallback) bool { return now > f.end })
+	if s.left == nil {
+		s.left = make(map[share]*fallback)
+	}
+	if len(s.left) < mostLeavers {
+		s.left[k.share()], k.fallback = k.fallback, nil
+	}
+}
+
+// comeToShare returns what leaveShare has kept for the key, or nothing admitted.
+func (k *Key) comeToShare() *fallback {
+	s := &k.env.shares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.left) > 0 {
+		if f := s.left[k.share()]; f != nil {
+			delete(s.left, k.share())
+			return f
+		}
+	}
+	return new(fallback)
+}
+
 // fallbackAt returns what the policy has admitted in its own window at now. A new one ends
 // with the store's window, if one is open as far as this process knows, or by the process' clock.
 func (k *Key) fallbackAt(now int64) *fallback {
 	if k.fallback == nil {
-		k.fallback = new(fallback)
+		k.fallback = k.comeToShare()
 	}
 	f, t := k.fallback, k.Limit()
 	if now <= f.end && f.window.End != 0 {

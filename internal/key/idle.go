@@ -62,11 +62,12 @@ func (l *leavers) all(yield func(*Key) bool) {
 }
 
 // leaveCounter makes the key leave for good: the next request finds another key, or none. Callers in line start over.
-func (k *Key) leaveCounter() effect {
+func (k *Key) leaveCounter(now int64) effect {
 	if k.phase == phaseRetired || k.parted {
 		return unchanged
 	}
 	k.parted = true
+	k.leaveShare(now)
 	k.allow()
 	k.enter(phaseLeaving)
 	k.env.Table.Delete(k.node)

@@ -150,7 +150,7 @@ func (k *Key) Refresh() error {
 func (k *Key) relimit(limit backend.Limit, now int64) effect {
 	was, line := k.Limit(), k.queue.callers()
 	if PlanOf(limit) != Counted || !sameCounter(&limit, was) {
-		return k.leaveCounter()
+		return k.leaveCounter(now)
 	}
 	limit.Calendar = was.Calendar // the zone may be another pointer
 	if limit == *was {
