@@ -24,8 +24,10 @@ local stop = tonumber(redis.call('GET', KEYS[2]) or '0')
 local head = redis.call('HMGET', KEYS[3], 'head')[1] or '0 0 0'
 local hend, gen, clients, before = string.match(head, '^(%d+)%.?(%d*) %d+ (%d+) ?%d* ?(%d*)')
 if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
-if not hend then return redis.error_reply('BADSTATE the head of the ledger is none') end
 if gen == '' then gen = 0 end
+if not hend or hend + 0 > 9007199254740991 or gen + 0 > 9007199254740990 or clients + 0 > 9007199254740991 then
+  return redis.error_reply('BADSTATE the head of the ledger is none')
+end
 if before == '' then before = 0 end
 clients = math.max(clients + 0, before + 0) -- most may not have come to a window that has just opened
 stop = math.floor(stop * 1000 + 0.5)

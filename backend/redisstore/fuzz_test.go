@@ -50,6 +50,8 @@ func FuzzContents(f *testing.F) {
 		{"1\x00", end, end, "\xff"},
 		{"3", "17952739.00", end + "000 \x10 1", "2F"}, // a window that is long over
 		{"3", "0", end + "000 2 1", "~0 1 0 2"},
+		{"0", "0", "10000000000000000 0 0", "0"},
+		{"0", "0", "0.9007199254740991 0 0", "0"},
 	} {
 		f.Add(seed[0], seed[1], seed[2], seed[3], int64(10), int64(4))
 	}
