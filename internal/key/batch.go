@@ -113,20 +113,20 @@ type usage struct {
 	demand.Demand
 	recall      recall
 	timer       *time.Timer
-	deniedUntil int64         // see Key.deniedUntil
-	due         int64         // when timer fires
-	replied     int64         // when the store answered last
-	spread      int64         // delay after the reset, so that processes do not all call at once
-	backoff     int64         // after a failed fetch, the earliest time of the next
-	pause       time.Duration // of the last back-off; it doubles
-	failedAt    int64         // when a fetch failed last
-	rejected    bool          // the last fetch was rejected
-	void        bool          // the last reply was void
-	voided      int64         // windows of lower generations are void, by messages of Resets
-	astray      int           // fetches in a row that named another period of the calendar than the store's
-	recheck     int64         // when a refused key asks for its limit again
-	asked       uint64        // number of the last question for the limit whose answer may be too old
-	charge      int64         // when to state debt at the latest; 0 = at once
+	deniedUntil int64          // see Key.deniedUntil
+	due         int64          // when timer fires
+	replied     int64          // when the store answered last
+	spread      int64          // delay after the reset, so that processes do not all call at once
+	backoff     int64          // after a failed fetch, the earliest time of the next
+	pause       time.Duration  // of the last back-off; it doubles
+	failedAt    int64          // when a fetch failed last
+	rejected    bool           // the last fetch was rejected
+	void        bool           // the last reply was void
+	voided      backend.Window // the last one that a Reset has voided, by its message
+	astray      int            // fetches in a row that named another period of the calendar than the store's
+	recheck     int64          // when a refused key asks for its limit again
+	asked       uint64         // number of the last question for the limit whose answer may be too old
+	charge      int64          // when to state debt at the latest; 0 = at once
 }
 
 // usage returns the key's usage, making one if there is none.
@@ -221,7 +221,7 @@ func (k *Key) surplus(now int64) (n, at int64) {
 		return 0, 0
 	}
 	switch {
-	case k.short && (r.refunded || n > t.Tokens/100): // others will want them; not at once, because a crowd gives back one by one
+	case k.short && (r.refunded && r.known == 0 || n > t.Tokens/100): // others will want them; not at once, because a crowd gives back one by one
 		pause = min(t.Window/lookPart, k.shard.Lead())
 	case k.short:
 		pause = t.Window / lookPart

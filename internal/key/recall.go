@@ -64,7 +64,7 @@ func (f *Fetch) believes(r Reply) {
 	k := f.k
 	known := f.Req.Idle + max(r.Grant-f.Req.Need, 0)
 	switch {
-	case f.Req.Deaf:
+	case f.Req.Deaf, !k.env.Caller.Hears(f.Req.Key): // also if messages have ceased meanwhile
 		known = -1
 	case f.Req.Leaving:
 		known = 0
@@ -135,11 +135,11 @@ func (k *Key) voided(of backend.Window, now int64) effect {
 	w := k.lease.Load()
 	if rolls := k.Limit().Rolls; !rolls {
 		u := k.usage()
-		if u.voided > of.Gen || w != nil && w.Window.Gen > of.Gen {
+		if u.voided == of || w != nil && w.Window.Gen > of.Gen {
 			return unchanged
 		}
-		if u.voided = of.Gen + 1; k.queue.inFlight() {
-			k.queue.fetch.void = u.voided
+		if u.voided = of; k.queue.inFlight() {
+			k.queue.fetch.void = of.Gen + 1
 		}
 	}
 	if w == nil {
