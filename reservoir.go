@@ -422,7 +422,7 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 // of a request from more than half of a window ago may expire instead.
 //
 // If the window of r is over, unused tokens have expired, and tokens used above the charge
-// are charged to the window that is open now. If this process knows none, they count as
+// are charged to the window that is open now. If this process knows none, or r is a [Fallback], they count as
 // Overdrawn. Unused tokens also expire if the key was forgotten after [WithIdle], or found no room
 // by [WithMaxKeys].
 //
@@ -491,10 +491,11 @@ func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 }
 
 // overrun charges n tokens that the request of r has used above its charge: to its window or,
-// if that is over, to the one that this process knows. They are overdrawn if there is none.
+// if that is over, to the one that this process knows. They are overdrawn if there is none, or if the failure policy admitted
+// the request, so that what an outage cost is told in one place.
 func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
-	forgotten := r.of.Overrun(r.charge(), n)
-	if k := l.env.Find(r.of.Name()); forgotten && k != nil && k != r.of && k.Counts(r.of) {
+	forgotten := r.Source == Fallback || r.of.Overrun(r.charge(), n)
+	if k := l.env.Find(r.of.Name()); forgotten && r.Source != Fallback && k != nil && k != r.of && k.Counts(r.of) {
 		forgotten = k.Overrun(r.charge(), n)
 	}
 	switch {

@@ -60,9 +60,9 @@ func (a *Rolling) State(q *backend.SyncRequest, w backend.Window, held int64) {
 // in q's window. If r is about another window, held expires unless the store has carried
 // it over. Afterwards the balance includes the grant.
 func (a *Rolling) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) (m Moved) {
-	var debt, returned, expired int64 // declared and returned after the statement was made
+	var returned int64 // after the statement was made
 	if a.open != nil {
-		debt, returned, expired = a.open.debt-q.Debt, a.returned-q.Returned-q.Refunded, a.open.expired
+		returned = a.returned - q.Returned - q.Refunded
 	}
 	known := r.Account == q.Account // the store has applied the statement
 	if known {
@@ -70,13 +70,11 @@ func (a *Rolling) Apply(q backend.SyncRequest, r backend.SyncReply, held int64) 
 		m.Overdrawn = min(m.Taken, r.Over)
 	}
 	if !known {
-		m.Overdrawn = a.Unpaid()
-		debt, returned, expired = 0, 0, 0
-		m.Expired = held + a.Unconfirmed()
+		m.Overdrawn, m.Expired = a.Unpaid(), held+a.Unconfirmed()
 		a.balance -= m.Expired
-		a.open = nil
-		if debt+returned+expired+r.Debt > 0 {
-			a.open = &openTotals{debt: debt + r.Debt, stated: r.Debt, paid: r.Debt, unconfirmed: returned, unstated: returned, expired: expired}
+		a.open, returned = nil, 0
+		if r.Debt > 0 {
+			a.open = &openTotals{debt: r.Debt, stated: r.Debt, paid: r.Debt}
 		}
 	}
 	m.Taken += r.Grant
