@@ -177,19 +177,19 @@ func (x *movingSlot) migrate(ctx context.Context, via *redistest.Proxy, d time.D
 func (x *movingSlot) migrateOne(ctx context.Context, via *redistest.Proxy) bool {
 	host, port, _ := net.SplitHostPort(via.Addr())
 	names := x.from.Do("cluster", "getkeysinslot", x.slot, 10_000).Val().([]any)
-	i := slices.IndexFunc(names, func(name any) bool { return strings.Contains(name.(string), "known") }) // they go first
-	for _, name := range names[max(i, 0):] {
-		counter := strings.TrimSuffix(strings.TrimSuffix(name.(string), ":exp"), ":own")
-		began := time.Now()
-		for _, key := range []string{counter, counter + ":exp", counter + ":own"} {
-			x.from.Do("migrate", host, port, key, 0, 5000, "replace")
-			pass(ctx, pace)
-		}
-		key, _, _ := strings.Cut(strings.TrimPrefix(counter, "{"), "}")
-		x.fault(key, began)
-		return true
+	if len(names) == 0 {
+		return false
 	}
-	return false
+	i := slices.IndexFunc(names, func(name any) bool { return strings.Contains(name.(string), "known") }) // they go first
+	counter := strings.TrimSuffix(strings.TrimSuffix(names[max(i, 0)].(string), ":exp"), ":own")
+	began := time.Now()
+	for _, key := range []string{counter, counter + ":exp", counter + ":own"} {
+		x.from.Do("migrate", host, port, key, 0, 5000, "replace")
+		pass(ctx, pace)
+	}
+	key, _, _ := strings.Cut(strings.TrimPrefix(counter, "{"), "}")
+	x.fault(key, began)
+	return true
 }
 
 // fault records that one has passed.
