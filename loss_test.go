@@ -58,7 +58,7 @@ func TestChargesAfterDataLoss(t *testing.T) {
 	}
 }
 
-// A process that is killed takes with it what it holds idle, until the window ends. At rest that should be at most a tenth of the
+// A process that is killed takes with it what it holds idle, until the window ends. At rest that is at most a tenth of the
 // limit, or three usual requests.
 func TestWhatAKilledProcessHolds(t *testing.T) {
 	at := []struct {
@@ -102,13 +102,9 @@ func TestWhatAKilledProcessHolds(t *testing.T) {
 				rest := used(t, net, "k") - spent
 				net.Always(testnet.LoseRequest) // it is dead
 				bound := max(c.limit.Tokens/10, 3*c.size)
-				note := ""
-				if rest > bound {
-					note = "  above the bound"
-				}
-				t.Logf("used %3d, idle %4d at once, %4d at rest, bound %5d%s", spent, busy, rest, bound, note)
+				t.Logf("used %3d, idle %4d at once, %4d at rest, bound %5d", spent, busy, rest, bound)
 				require.GreaterOrEqual(t, busy, int64(0))
-				require.LessOrEqual(t, spent+rest, c.limit.Tokens)
+				require.LessOrEqual(t, rest, bound)
 			})
 		}
 	}
