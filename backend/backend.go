@@ -112,10 +112,26 @@ type Statement struct {
 
 	Hints
 
+	Rolling
+
 	// Detached says that the call's context ends only at its deadline, because the caller
 	// stops waiting by other means. The store may then return some seconds later than that.
 	Detached bool
 }
+
+// Rolling is the part of a [Statement] that only rolling limits have. Their tokens are charged in buckets, of which a window has
+// [Slices]: a token counts from its grant until a window has passed since its bucket's end, and may be spent before that
+// end. So Changes are by bucket, in place of Mine, Change and Used; of Window, only Gen is set. They may be in any order. Without
+// a Client, Changes are what was used above earlier charges.
+type Rolling struct {
+	Known   int64         // Seq of the last reply that the client took; 0 = none. The store undoes what later statements did
+	Changes []Change      // since that reply: tokens used without a grant, less those given back
+	After   int64         // the last bucket of which the client has tokens, if these are for later ones; else 0
+	Within  time.Duration // how long the reply may take. What is granted may be spent for longer, if that is at most a quarter of the window
+}
+
+// Change is a number of tokens in one bucket.
+type Change struct{ Bucket, Tokens int64 }
 
 // Hints are what the size of a grant and the messages depend on. They never decide whether the
 // counter is exact.
@@ -143,11 +159,13 @@ type Reply struct {
 	Void, Astray bool
 
 	Mine  int64 // tokens charged to the account, with Grant
-	Grant int64 // tokens charged now, to be spent until Window ends
+	Grant int64 // tokens charged now, to be spent until Window ends or, of a rolling limit, by Grants
 	Used  int64 // tokens charged to everybody; above the limit if more was used than granted
 
 	Clients int64         // that share the window and have not left, this one included
 	Lasted  time.Duration // from the window's beginning until the limit was used up; 0 = it is not
 	Idle    int64         // tokens idle in others that may be called
 	Called  int64         // clients that were called and may still answer
+
+	Grants []Change // of a rolling limit: Grant by bucket, in ascending order
 }

@@ -39,6 +39,10 @@ const MaxSpent = Slices + 1
 // in Unix microseconds, lies.
 func Slice(at int64, window time.Duration) int64 { return at / unit(window) }
 
+// BucketEnd returns when a bucket ends, by the store's clock in Unix microseconds: tokens that are charged in it may be spent
+// before. The bucket of an instant is its Slice.
+func BucketEnd(bucket int64, window time.Duration) int64 { return (bucket + 1) * unit(window) }
+
 // SliceEnd returns the window of tokens that may be spent up to the end of a slice.
 func SliceEnd(slice int64, window time.Duration) Window {
 	return Window{End: ((slice+1)*unit(window) + window.Microseconds()) / 1000}

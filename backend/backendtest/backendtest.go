@@ -29,6 +29,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -164,9 +165,9 @@ func must[T any](got T, err error) func(testing.TB) T {
 }
 
 // equal fails the test unless got is want.
-func equal[T comparable](t testing.TB, what string, got, want T) {
+func equal[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if got != want {
+	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("%s:\n got %+v\nwant %+v", what, got, want)
 	}
 }

@@ -92,7 +92,7 @@ func (p *judged) ok(what string, err error) {
 }
 
 // same fails the test unless the store says what the module's own rules say.
-func same[T comparable](p *judged, request any, got, want T) {
+func same[T any](p *judged, request any, got, want T) {
 	p.t.Helper()
 	if !p.alone {
 		equal(p.t, p.told(request), got, want)

@@ -16,7 +16,7 @@ func (s *step) void() bool {
 // are not this life's; the field of another window is void.
 func (s *step) find() {
 	s.own, s.was = s.account(), account{left: true}
-	if s.own.Window == s.head.Window {
+	if s.own.Window == s.head.Window && s.own.life > 0 {
 		s.was, s.of = *s.own, s.own.life == s.Life
 	}
 }
@@ -52,6 +52,11 @@ func (s *step) state() {
 	c.count = min(max(c.count+change, 0), backend.MaxTokens)
 	h.sum = min(max(h.sum+change, 0), backend.MaxTokens)
 	s.reply.Mine = mine
+}
+
+// enlist counts the client, unless it leaves.
+func (s *step) enlist() {
+	h := s.head
 	if !s.was.left {
 		h.clients--
 	}
@@ -78,7 +83,7 @@ func (s *step) grant() {
 // keep writes the account.
 func (s *step) keep() {
 	h := s.head
-	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving}
+	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving, did: s.did, asked: s.own.asked}
 	h.idle += s.own.idle - s.was.idle
 	if s.was.called { // unless it was given up
 		h.out, h.at = max(h.out-1, 0), s.now/1000

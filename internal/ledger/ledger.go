@@ -28,6 +28,7 @@ type Counter struct {
 	count int64 // tokens charged in it; 0 if missing
 	gone  int64 // when the ledger is deleted, Unix ms
 	head  *head // nil = there is no ledger
+	ring  *ring // of a rolling limit; nil = it was never charged. Then count is the sum, and end is when nothing counts any more
 }
 
 // head is the ledger's own field, with the accounts beside it. A head of another window than the
@@ -52,6 +53,9 @@ type account struct {
 	idle      int64 // it holds at most so many tokens that nobody there waits for
 	left      bool  // it does not count until it asks again
 	called    bool  // to return what is idle, and has not stated since
+
+	did   []backend.Change // of a rolling limit: what the last statement changed in the ring, grants included
+	asked int64            // the bucket in which it last asked for tokens
 }
 
 // Clone returns a copy that shares nothing with c.
@@ -62,10 +66,12 @@ func (c *Counter) Clone() Counter {
 		h.accounts = make(map[string]*account, len(h.accounts))
 		for name, a := range c.head.accounts {
 			own := *a
+			own.did = slices.Clone(a.did)
 			h.accounts[name] = &own
 		}
 		next.head = &h
 	}
+	next.ring = c.ring.clone()
 	return next
 }
 
@@ -100,10 +106,17 @@ type step struct {
 	was   account  // what it was before, if it is of the open window; else one that has left
 	of    bool     // was is of this life
 	reply backend.Reply
+
+	// Of a rolling limit:
+	did   []backend.Change // what is changed in the ring
+	lacks bool             // it got less than it could use
 }
 
 // Sync takes a statement, which must be valid. The messages are to be sent; a store adds the key and the counter.
 func (c *Counter) Sync(q backend.Statement, now int64) (backend.Reply, []Message) {
+	if q.Limit.Rolls {
+		return c.roll(q, now)
+	}
 	reply := backend.Reply{Now: now}
 	if q.Begin != 0 && (now < q.Begin*1000 || now >= q.End*1000) {
 		reply.Astray = true
@@ -125,6 +138,7 @@ func (c *Counter) Sync(q backend.Statement, now int64) (backend.Reply, []Message
 	case open:
 		s.find()
 		s.state()
+		s.enlist()
 		s.grant()
 		s.exhaust()
 		s.keep()
@@ -170,11 +184,14 @@ func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
 	if c.end != 0 {
 		void.End = c.end
 	}
-	if void.End*1000 <= now {
+	if void.End*1000 <= c.time(now) {
 		void.End = 0
 	}
+	if c.ring != nil { // no window opens that would count anew
+		h.clients = 0
+	}
 	h.Gen = max(void.Gen+1, now/1000)
-	*c = Counter{head: h, gone: now/1000 + length + 1000}
+	*c = Counter{head: h, gone: now/1000 + length + 1000, ring: c.ring.emptied()}
 	return void, h.Window
 }
 
@@ -182,12 +199,19 @@ func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
 // is read from the ledger, if that has it.
 func (c *Counter) read(now int64) *Counter {
 	open := *c
-	open.restore(now)
+	if c.ring != nil {
+		open.ring = c.ring.clone()
+		open.turn(now)
+	} else {
+		open.restore(now)
+	}
 	return &open
 }
 
 // Check returns a reading for a limit, and changes nothing.
-func (c *Counter) Check(l backend.Limit, now int64) backend.State { return c.read(now).reading(l, now) }
+func (c *Counter) Check(l backend.Limit, now int64) backend.State {
+	return c.read(now).reading(l, c.time(now))
+}
 
 // Contents returns what an operator reads, and changes nothing. It is zero if no window is open.
 func (c *Counter) Contents(now int64) backend.Contents {
@@ -195,12 +219,12 @@ func (c *Counter) Contents(now int64) backend.Contents {
 	if open.end == 0 {
 		return backend.Contents{}
 	}
-	state := open.reading(backend.Limit{}, now)
+	state := open.reading(backend.Limit{}, c.time(now))
 	out := backend.Contents{Window: state.Window, Left: state.Left, Used: open.count}
-	if h := c.head; h != nil && h.Window == out.Window {
+	if h := c.head; h != nil && (h.Window == out.Window || c.ring != nil) {
 		out.Idle = h.idle
 		for name, a := range h.accounts {
-			if a.Window == out.Window {
+			if a.Window == h.Window {
 				out.Clients = append(out.Clients, backend.Account{Client: name, Mine: a.mine, Idle: a.idle, Left: a.left})
 			}
 		}

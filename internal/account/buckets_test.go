@@ -1,0 +1,115 @@
+package account
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
+)
+
+// aMinute is a rolling limit with buckets of 3 s. Bucket n ends at 3(n+1) s.
+var aMinute = backend.Limit{Tokens: 100, Window: time.Minute}.Rolling()
+
+const sec = int64(time.Second)
+
+// answered lets a make a statement at the time sent, s, which the store answers as its clock stands at now, s. A second later the
+// reply is here.
+func answered(a *Buckets, held, sent, now int64, grants ...backend.Change) Moved {
+	q := backend.Statement{Limit: aMinute}
+	a.State(&q)
+	r := backend.Reply{Now: now * 1_000_000, Grants: grants}
+	return a.Apply(&q, &r, held, sent*sec, (sent+1)*sec)
+}
+
+func begun(grants ...backend.Change) *Buckets {
+	a := new(Buckets)
+	a.Begin(aMinute, 1)
+	answered(a, 0, 0, 300, grants...)
+	return a
+}
+
+// changes is what the next statement says.
+func changes(a *Buckets) (q backend.Statement) {
+	a.State(&q)
+	return q
+}
+
+func TestWhatIsUnspentGoesBackToItsBucket(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 5}, backend.Change{Bucket: 102, Tokens: 7})
+	require.Equal(t, []int64{100, 102}, []int64{a.First(), a.Last()})
+	require.Zero(t, a.Expire(10, 2*sec))
+	require.Equal(t, int64(3), a.Expire(10, 3*sec), "2 of the first bucket were spent")
+	require.Equal(t, int64(102), a.First())
+	q := changes(a)
+	require.Equal(t, []backend.Change{{Bucket: 100, Tokens: -3}}, q.Changes)
+	require.Equal(t, []int64{1, 2, 1}, []int64{q.Life, q.Seq, q.Known})
+	a.Return(4, 6)
+	require.Equal(t, []backend.Change{{Bucket: 100, Tokens: -3}, {Bucket: 102, Tokens: -4}}, changes(a).Changes, "no reply came, so it is said again")
+	require.Equal(t, Moved{Returned: 7}, answered(a, 2, 4, 304))
+	require.Empty(t, changes(a).Changes)
+	require.Equal(t, []int64{3, 5, 3, 0}, []int64{a.InUse(2), a.Balance(), a.Spent(2), a.Unconfirmed()})
+}
+
+func TestADeadlineCountsFromTheSending(t *testing.T) {
+	a := begun(backend.Change{Bucket: 101, Tokens: 5})
+	left := 6*sec - 6*sec/drift - 2000
+	require.Equal(t, left, a.Deadline(101))
+	answered(a, 5, 2, 303) // it took a second to the store: the first reading says more
+	require.Equal(t, left, a.Deadline(101))
+	answered(a, 5, 3, 303)
+	require.Equal(t, 6*sec-3*sec/drift-2000, a.Deadline(101))
+	answered(a, 5, 4, 306) // the store's clock was set forward
+	require.Less(t, a.Deadline(101), 5*sec)
+	require.Equal(t, int64(102), a.Now(5*sec))
+}
+
+func TestARefundGoesToItsBucket(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 2}, backend.Change{Bucket: 103, Tokens: 4})
+	stock, back := a.Refund(1, 100, 100, 4)
+	require.Equal(t, []int64{1, 0, 100}, []int64{stock, back, a.First()}, "its bucket is that of the lease")
+	require.Equal(t, int64(1), a.Expire(5, 3*sec))
+	stock, back = a.Refund(2, 100, a.First(), 1) // 1 of bucket 100 and 3 of 103 are spent
+	require.Equal(t, []int64{1, 1}, []int64{stock, back})
+	require.Equal(t, []backend.Change{{Bucket: 100, Tokens: -2}}, changes(a).Changes)
+	stock, back = a.Refund(9, 101, 0, 2)
+	require.Equal(t, []int64{0, 2}, []int64{stock, back}, "no more than is spent, and without a lease to the store")
+	require.Equal(t, []int64{11, 5}, []int64{a.Balance(), a.Spent(2)}, "6 were granted, and 5 refunded")
+}
+
+// TestARefundOfWhatCountsNoMore: once the bucket of a lease counts no more, nobody knows which of its tokens still do.
+func TestARefundOfWhatCountsNoMore(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 2}, backend.Change{Bucket: 110, Tokens: 4})
+	answered(a, 0, 63, 363)
+	stock, back := a.Refund(1, 100, 110, 0)
+	require.Equal(t, []int64{0, 0}, []int64{stock, back})
+	stock, back = a.Refund(1, 101, 0, 0)
+	require.Equal(t, []int64{0, 1}, []int64{stock, back})
+	require.Equal(t, int64(3), a.InUse(0))
+}
+
+func TestAResetEndsWhatIsHeld(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 5})
+	a.Return(1, 5)
+	a.Declare(2, 100)
+	q := changes(a)
+	require.Equal(t, []backend.Change{{Bucket: 100, Tokens: 1}}, q.Changes)
+	r := backend.Reply{Now: 301_000_000, State: backend.State{Window: backend.Window{Gen: 7}}, Grants: []backend.Change{{Bucket: 100, Tokens: 3}}}
+	require.Equal(t, Moved{Taken: 3, Expired: 4, Overdrawn: 2}, a.Apply(&q, &r, 3, sec, sec))
+	require.Equal(t, int64(7), changes(a).Window.Gen)
+	require.Equal(t, []int64{4, 1}, []int64{a.Balance(), a.Spent(3)})
+}
+
+func TestDebtIsSpentOnceItIsCharged(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 1})
+	a.Declare(3, 101)
+	require.Equal(t, int64(1), a.CancelDebt(1))
+	require.Equal(t, []backend.Change{{Bucket: 101, Tokens: 2}}, changes(a).Changes)
+	require.Zero(t, a.CancelDebt(1), "a statement has said it")
+	require.Equal(t, Moved{Taken: 2}, answered(a, 0, 1, 301))
+	require.Equal(t, int64(3), a.InUse(0))
+	a.Declare(1, a.Now(sec))
+	require.Equal(t, Moved{Overdrawn: 1}, a.ExpireDebt())
+	require.False(t, a.Outstanding())
+}

@@ -1,0 +1,314 @@
+package ledger
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+)
+
+// ahead is how many buckets after the present one a token may be charged in.
+const ahead = 10
+
+// ring is what a rolling limit has in place of an open window. A window has 20 buckets, and each is a short window: a token is charged
+// in the bucket before whose end it is spent, or goes back to exactly that bucket. It counts until a window has passed since the
+// bucket's end. So what was spent in an interval of a window's length stands in the buckets from 20 before the present one
+// on at the interval's last instant, and their sum was at most the limit after every grant.
+//
+// The clock of a ring never goes back, because what has left the ring would count no more in an interval that comes again.
+type ring struct {
+	length    time.Duration // of the window
+	low       int64         // the first bucket that counts; the present one is 20 later
+	counts    []int64       // tokens charged, from low on
+	last, off int64         // the latest time, and by how much it is ahead of the store's clock, us
+	promised  int64         // tokens that statements in vain were told to wait for, less those that left the ring since
+	asked     int64         // clients that asked in the present bucket
+	before    int64         // clients that asked in the bucket before
+}
+
+func (r *ring) clone() *ring {
+	if r == nil {
+		return nil
+	}
+	next := *r
+	next.counts = slices.Clone(r.counts)
+	return &next
+}
+
+// emptied is the ring after a Reset: only its clock goes on.
+func (r *ring) emptied() *ring {
+	if r == nil {
+		return nil
+	}
+	return &ring{length: r.length, low: r.low, last: r.last, off: r.off}
+}
+
+// time is the counter's time at now.
+func (c *Counter) time(now int64) int64 {
+	if c.ring == nil {
+		return now
+	}
+	return max(now+c.ring.off, c.ring.last)
+}
+
+// turn turns the ring to the present.
+func (c *Counter) turn(now int64) {
+	r := c.ring
+	at := c.time(now)
+	r.last, r.off = at, at-now
+	if low := backend.Slice(at, r.length) - backend.Slices; low > r.low {
+		if r.before = 0; low == r.low+1 {
+			r.before = r.asked
+		}
+		r.asked = 0
+		gone := min(int(low-r.low), len(r.counts))
+		for _, n := range r.counts[:gone] {
+			r.promised = max(r.promised-n, 0)
+		}
+		r.low, r.counts = low, r.counts[gone:]
+	}
+	c.total()
+}
+
+// total sums up what counts, and says until when.
+func (c *Counter) total() {
+	r := c.ring
+	c.count, c.end = 0, 0
+	for i, n := range r.counts {
+		if c.count = min(c.count+n, backend.MaxTokens); n > 0 {
+			c.end = (backend.BucketEnd(r.low+int64(i)+backend.Slices, r.length) + 999) / 1000
+		}
+	}
+}
+
+// add charges n tokens in a bucket, or gives back -n, and returns how many it has. What counts no more cannot change.
+func (r *ring) add(bucket, n int64) int64 {
+	i := bucket - r.low
+	if i < 0 || i > backend.Slices+ahead {
+		return 0
+	}
+	for int64(len(r.counts)) <= i {
+		r.counts = append(r.counts, 0)
+	}
+	n = min(max(n, -r.counts[i]), backend.MaxTokens-r.counts[i])
+	r.counts[i] += n
+	return n
+}
+
+// roll is Sync of a rolling limit.
+func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message) {
+	s := step{Statement: q, Counter: c, now: c.time(now)}
+	s.reply.Now = s.now
+	if s.void() {
+		s.reply.Void = true
+		return s.reply, nil
+	}
+	s.begin(now)
+	if q.Client == "" {
+		s.chargeBucket()
+	} else {
+		s.find()
+		s.stateBuckets()
+		s.enlist()
+		s.grantBuckets()
+		s.keep()
+	}
+	messages := s.messages()
+	s.answer()
+	s.frees()
+	return s.reply, messages
+}
+
+// begin turns the ring, or makes one. A generation that only clients know is of a Reset that the store has lost.
+func (s *step) begin(now int64) {
+	c := s.Counter
+	if c.head == nil {
+		c.head = &head{accounts: map[string]*account{}}
+	}
+	if c.ring == nil {
+		c.ring = &ring{length: s.Limit.Window, low: backend.Slice(now, s.Limit.Window) - backend.Slices, last: now}
+	}
+	low := c.ring.low
+	if c.turn(now); c.ring.low > low || c.gone == 0 { // nothing counts for as long as that
+		c.gone = now/1000 + 2*c.ring.length.Milliseconds() + 1000
+		c.tidy()
+	}
+	c.head.Gen = max(c.head.Gen, s.Window.Gen)
+}
+
+// tidy deletes some accounts that have nothing in the ring, if there are many.
+func (c *Counter) tidy() {
+	h, n := c.head, 4
+	if h.out == 0 { // who was called in an earlier bucket says nothing of this one
+		h.calls = 0
+	}
+	for name, a := range chance.Order(h.accounts) {
+		if n--; n < 0 || len(h.accounts) <= many {
+			return
+		}
+		if a.asked+ahead < c.ring.low {
+			if delete(h.accounts, name); a.Window == h.Window {
+				h.idle -= a.idle
+				if !a.left {
+					h.clients--
+				}
+			}
+		}
+	}
+}
+
+// chargeBucket is the whole of a statement without an account.
+func (s *step) chargeBucket() {
+	r := s.ring
+	if s.Need > 0 {
+		if s.lacks = s.count+s.Need > s.Limit.Tokens; !s.lacks {
+			s.give(s.soonest(), s.Need)
+		}
+	} else if s.Window.Gen == s.head.Gen {
+		for _, d := range s.Changes {
+			r.add(r.place(d), max(d.Tokens, 0))
+		}
+	}
+	s.total()
+}
+
+// place is the bucket of a change. Whoever has used tokens may not know which bucket is the present one, or be ahead of a clock that
+// stepped back.
+func (r *ring) place(d backend.Change) int64 {
+	if present := r.low + backend.Slices; d.Tokens > 0 && d.Bucket == 0 {
+		return present
+	} else if d.Tokens > 0 {
+		return min(d.Bucket, present+ahead)
+	}
+	return d.Bucket
+}
+
+// soonest is the first bucket in which tokens may be charged: its end must not come before the reply.
+func (s *step) soonest() int64 {
+	within := min(s.Within, s.Limit.Window/4)
+	return backend.Slice(s.now+within.Microseconds(), s.ring.length)
+}
+
+// stateBuckets undoes what the last statement did, unless the client has taken its reply, and then applies all that changed since the
+// reply that it took. A ring that knows nothing of the account has nothing that could go back.
+func (s *step) stateBuckets() {
+	r := s.ring
+	if s.of && s.own.seq > s.Known {
+		for _, d := range s.own.did {
+			r.add(d.Bucket, -d.Tokens)
+		}
+	}
+	if s.Window.Gen == s.head.Gen {
+		for _, d := range s.Changes {
+			if bucket := r.place(d); d.Tokens > 0 || s.of {
+				s.note(bucket, r.add(bucket, d.Tokens))
+			}
+		}
+	}
+	s.total()
+}
+
+// note records that n tokens were charged in a bucket.
+func (s *step) note(bucket, n int64) {
+	if n == 0 {
+		return
+	}
+	i, found := slices.BinarySearchFunc(s.did, bucket, func(d backend.Change, bucket int64) int { return int(d.Bucket - bucket) })
+	if found {
+		s.did[i].Tokens += n
+		return
+	}
+	s.did = slices.Insert(s.did, i, backend.Change{Bucket: bucket, Tokens: n})
+}
+
+// give grants n tokens of a bucket.
+func (s *step) give(bucket, n int64) {
+	if n <= 0 {
+		return
+	}
+	s.ring.add(bucket, n)
+	s.note(bucket, n)
+	s.reply.Grant += n
+	s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
+}
+
+// grantBuckets spreads a grant over the buckets in which the client will use it, because a token that waits for its use in the present
+// bucket would come back late. While little is free, it grants for the present bucket only.
+func (s *step) grantBuckets() {
+	if s.Want == 0 {
+		return
+	}
+	r, limit := s.ring, s.Limit.Tokens
+	present, free := r.low+backend.Slices, max(limit-s.count, 0)
+	if s.own.asked != present {
+		s.own.asked = present
+		r.asked++
+	}
+	first, from := s.soonest(), s.now
+	next := s.After >= present
+	if next {
+		first = max(first, min(s.After+1, present+ahead))
+		from = backend.BucketEnd(first-1, r.length)
+	}
+	span := min(max(int64(math.Floor(float64(free)/float64(limit)*60-3)), 0), ahead)
+	last := max(present+span, first)
+
+	want, have := s.Need, int64(0)
+	if !next {
+		have = s.Idle
+	}
+	most := free
+	switch use := s.use(from, backend.BucketEnd(last, r.length)); {
+	case s.Exact && s.Need > 0 && s.head.calls > 0: // others may wait for what came back, too
+	case s.Exact:
+		want = s.Want
+	default:
+		if use >= 2 {
+			want = min(max(want, s.Need+int64(math.Ceil(use+1.5*math.Sqrt(use)))-have), s.Want)
+		}
+		most = max(s.Need, min(free/(max(r.before-r.asked, 0)+1), max(free/4, limit/10/max(r.before, 1))))
+	}
+	take := min(want, free, most)
+	if take < s.Least {
+		take = 0
+	}
+	s.lacks = take < want
+	left, need := take, s.Need
+	for bucket := first; left > 0; bucket++ {
+		n := left
+		if bucket < last {
+			n = min(left, max(need+s.ceil(max(from, backend.BucketEnd(bucket-1, r.length)), backend.BucketEnd(bucket, r.length))-have, need))
+			need, have = 0, 0
+		}
+		s.give(bucket, n)
+		left -= n
+	}
+	s.total()
+}
+
+// use is how many tokens the client uses between two times at its pace.
+func (s *step) use(from, to int64) float64 {
+	return float64(s.Pace) * (float64(to-from) / float64(s.ring.length.Microseconds()))
+}
+
+func (s *step) ceil(from, to int64) int64 { return int64(math.Ceil(s.use(from, to))) }
+
+// frees says when tokens come, if the client got fewer than it asked for: when as many have left the ring as it and others that were
+// told before it wait for.
+func (s *step) frees() {
+	if !s.lacks {
+		return
+	}
+	r, short := s.ring, max(s.Need-s.reply.Grant, 0)
+	free, bucket := s.Limit.Tokens-s.count, r.low
+	for i := 0; i < len(r.counts) && free < r.promised+max(short, 1); i++ {
+		free += r.counts[i]
+		bucket = r.low + int64(i) + 1
+	}
+	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Slices, r.length)-s.now)*time.Microsecond, 0)
+	if s.reply.Called == 0 && s.reply.Frees > 0 { // else it asks again before that
+		r.promised = min(r.promised+short, s.Limit.Tokens)
+	}
+}
