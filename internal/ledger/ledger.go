@@ -56,6 +56,7 @@ type account struct {
 
 	did   []backend.Change // of a rolling limit: what the last statement changed in the ring, grants included
 	asked int64            // the bucket in which it last asked for tokens
+	till  int64            // the last bucket in which it may hold some
 }
 
 // Clone returns a copy that shares nothing with c.
@@ -109,6 +110,7 @@ type step struct {
 
 	// Of a rolling limit:
 	did   []backend.Change // what is changed in the ring
+	till  int64            // the last bucket in which the client may hold tokens
 	lacks bool             // it got less than it could use
 }
 

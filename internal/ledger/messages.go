@@ -78,7 +78,6 @@ func (s *step) messages() []Message {
 	case short && s.Waited && h.out > 0 && h.calls < MostCalls:
 		h.calls++
 		called = s.some(Sample, AtOnce, func(a *account) bool { return a.called })
-	case s.ring != nil: // a refusal says when tokens come, so nobody needs to be told
 	case dry && s.reply.Grant < s.Need && h.told == 0 && h.out == 0:
 		if kind, h.told = backend.Exhausted, 1; h.clients > AtOnce {
 			called = []string{""}
@@ -95,9 +94,14 @@ func (s *step) messages() []Message {
 	}
 	s.reply.Idle = h.idle - s.own.idle
 	s.reply.Called = h.out
-	out := make([]Message, len(called))
-	for i, client := range called {
-		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Window: h.Window, Limit: s.Limit.Tokens}}
+	return s.to(called, kind)
+}
+
+// to is a message to each of the clients.
+func (s *step) to(clients []string, kind backend.Kind) []Message {
+	out := make([]Message, len(clients))
+	for i, client := range clients {
+		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Window: s.head.Window, Limit: s.Limit.Tokens}}
 	}
 	return out
 }
@@ -126,9 +130,13 @@ func (s *step) some(n, most int, pick func(*account) bool) (names []string) {
 
 // recall calls idle tokens back.
 func (s *step) recall(idle int64) []string {
+	return s.call(s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 }), idle, s.Need)
+}
+
+// call calls the idle tokens of some of the clients back; see Largest.
+func (s *step) call(names []string, idle, need int64) []string {
 	h := s.head
-	names := s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 })
-	names = Largest(names, func(name string) int64 { return h.accounts[name].idle }, idle, s.Need)
+	names = Largest(names, func(name string) int64 { return h.accounts[name].idle }, idle, need)
 	for _, name := range names {
 		a := h.accounts[name]
 		h.idle -= a.idle

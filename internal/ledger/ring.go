@@ -24,8 +24,8 @@ type ring struct {
 	counts    []int64       // tokens charged, from low on
 	last, off int64         // the latest time, and by how much it is ahead of the store's clock, us
 	promised  int64         // tokens that statements in vain were told to wait for, less those that left the ring since
-	asked     int64         // clients that asked in the present bucket
-	before    int64         // clients that asked in the bucket before
+	asked     int64         // the weights of the clients that asked in the present bucket
+	before    int64         // those of the bucket before
 }
 
 func (r *ring) clone() *ring {
@@ -115,7 +115,7 @@ func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message
 		s.grantBuckets()
 		s.keep()
 	}
-	messages := s.messages()
+	messages := s.callIdle()
 	s.answer()
 	s.frees()
 	return s.reply, messages
@@ -141,14 +141,11 @@ func (s *step) begin(now int64) {
 // tidy deletes some accounts that have nothing in the ring, if there are many.
 func (c *Counter) tidy() {
 	h, n := c.head, 4
-	if h.out == 0 { // who was called in an earlier bucket says nothing of this one
-		h.calls = 0
-	}
 	for name, a := range chance.Order(h.accounts) {
 		if n--; n < 0 || len(h.accounts) <= many {
 			return
 		}
-		if a.asked+ahead < c.ring.low {
+		if a.till < c.ring.low {
 			if delete(h.accounts, name); a.Window == h.Window {
 				h.idle -= a.idle
 				if !a.left {
@@ -230,21 +227,24 @@ func (s *step) give(bucket, n int64) {
 	}
 	s.ring.add(bucket, n)
 	s.note(bucket, n)
+	s.till = max(s.till, bucket)
 	s.reply.Grant += n
 	s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
 }
 
-// grantBuckets spreads a grant over the buckets in which the client will use it, because a token that waits for its use in the present
-// bucket would come back late. While little is free, it grants for the present bucket only.
+// grantBuckets spreads a grant over the buckets in which the client will use it, because a token that is charged in a later bucket than that
+// counts for longer. While little is free, it grants for the present bucket only. Clients share what is free by what they would use:
+// the weights of those that asked in the bucket before and may still ask in this one are theirs.
 func (s *step) grantBuckets() {
 	if s.Want == 0 {
 		return
 	}
 	r, limit := s.ring, s.Limit.Tokens
 	present, free := r.low+backend.Slices, max(limit-s.count, 0)
+	weight := max(s.Pace, s.Need, 1)
 	if s.own.asked != present {
 		s.own.asked = present
-		r.asked++
+		r.asked = min(r.asked+weight, backend.MaxTokens)
 	}
 	first, from := s.soonest(), s.now
 	next := s.After >= present
@@ -252,7 +252,7 @@ func (s *step) grantBuckets() {
 		first = max(first, min(s.After+1, present+ahead))
 		from = backend.BucketEnd(first-1, r.length)
 	}
-	span := min(max(int64(math.Floor(float64(free)/float64(limit)*60-3)), 0), ahead)
+	span := min(max(int64(math.Floor(float64(float64(free)/float64(limit)*60)-3)), 0), ahead)
 	last := max(present+span, first)
 
 	want, have := s.Need, int64(0)
@@ -266,9 +266,11 @@ func (s *step) grantBuckets() {
 		want = s.Want
 	default:
 		if use >= 2 {
-			want = min(max(want, s.Need+int64(math.Ceil(use+1.5*math.Sqrt(use)))-have), s.Want)
+			want = min(max(want, s.Need+int64(math.Ceil(use+float64(1.5*math.Sqrt(use))))-have), s.Want)
 		}
-		most = max(s.Need, min(free/(max(r.before-r.asked, 0)+1), max(free/4, limit/10/max(r.before, 1))))
+		share := float64(weight) / float64(max(r.before-r.asked, 0)+weight)
+		least := float64(weight) / float64(max(r.before, weight))
+		most = max(s.Need, min(int64(float64(free)*share), max(free/4, int64(float64(limit)/10*least))))
 	}
 	take := min(want, free, most)
 	if take < s.Least {
@@ -288,6 +290,33 @@ func (s *step) grantBuckets() {
 	s.total()
 }
 
+// callIdle calls idle tokens back, if callers wait for more than the client gets. While tokens are short, that is in vain mostly, so it
+// calls all, but less and less often: at last, every eight buckets. But who uses no more of what it holds, and states nothing, is called at once.
+// A refusal says when tokens come, so nobody is told that the limit is used up.
+func (s *step) callIdle() []Message {
+	h, r := s.head, s.ring
+	if s.Client == "" {
+		return nil
+	}
+	idle := h.idle - s.own.idle
+	if s.Need <= s.reply.Grant || idle == 0 {
+		s.reply.Idle = idle
+		return nil
+	}
+	ms, bucket, present := s.now/1000, s.length()/backend.Slices, r.low+backend.Slices
+	if ms-h.told > 2*bucket {
+		h.calls = 0
+	}
+	h.told = ms
+	all := h.calls == 0 || ms-h.at >= bucket<<min(h.calls-1, 3)
+	called := s.call(s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 && (all || a.till < present) }), idle, idle)
+	if all && len(called) > 0 {
+		h.calls, h.at = h.calls+1, ms
+	}
+	h.out, s.reply.Called, s.reply.Idle = 0, int64(len(called)), h.idle-s.own.idle
+	return s.to(called, backend.Recall)
+}
+
 // use is how many tokens the client uses between two times at its pace.
 func (s *step) use(from, to int64) float64 {
 	return float64(s.Pace) * (float64(to-from) / float64(s.ring.length.Microseconds()))
@@ -303,7 +332,7 @@ func (s *step) frees() {
 	}
 	r, short := s.ring, max(s.Need-s.reply.Grant, 0)
 	free, bucket := s.Limit.Tokens-s.count, r.low
-	for i := 0; i < len(r.counts) && free < r.promised+max(short, 1); i++ {
+	for i := 0; i < len(r.counts) && (i == 0 || free < r.promised+max(short, 1)); i++ {
 		free += r.counts[i]
 		bucket = r.low + int64(i) + 1
 	}
