@@ -34,11 +34,15 @@ type store struct {
 
 func (s *store) clone() store { return store{s.fixed.Clone(), s.ring.Clone(), s.order} }
 
-var accountShape = shapeOf(reflect.TypeFor[account.Account]())
+var (
+	accountShape = shapeOf(reflect.TypeFor[account.Account]())
+	bucketsShape = shapeOf(reflect.TypeFor[account.Buckets]())
+)
 
 // cloneHand returns a copy that shares nothing with h.
 func cloneHand(h hand.Hand) hand.Hand {
 	accountShape.part(unsafe.Pointer(&h.Account))
+	bucketsShape.part(unsafe.Pointer(&h.Buckets))
 	h.Charges = slices.Clone(h.Charges)
 	return h
 }
@@ -77,6 +81,9 @@ func (c *scope) us() int64 { return c.limit.Window.Microseconds() }
 
 // sync carries out a statement.
 func (s *store) sync(c *scope, q statement, now int64) reply {
+	if c.buckets {
+		return reply{Fixed: s.syncBuckets(c, *q.Fixed, now)}
+	}
 	if c.limit.Rolls {
 		return reply{Rolling: s.syncRolling(c, q.Rolling, now)}
 	}
@@ -115,6 +122,32 @@ func (s *store) sync(c *scope, q statement, now int64) reply {
 	return reply{Fixed: &r}
 }
 
+// syncBuckets carries out a statement of a rolling limit by buckets.
+func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.Reply {
+	switch c.fault {
+	case early: // by a bucket, of which the client is not told
+		r, _ := s.fixed.Sync(q, now+c.us()/backend.Slices)
+		r.Now = now
+		return &r
+	case noOrder:
+		s.order++
+		q.Life, q.Seq = 1, s.order
+	case lostCharged: // what the last reply that was taken lacks is not undone
+		q.Known = q.Seq
+	case wrongWindow:
+		for i := range q.Changes {
+			q.Changes = slices.Clone(q.Changes)
+			q.Changes[i].Bucket = backend.Slice(now, c.limit.Window)
+		}
+	case returnedTwice:
+		for _, d := range q.Changes {
+			q.Changes = append(slices.Clip(q.Changes), backend.Change{Bucket: d.Bucket, Tokens: min(d.Tokens, 0)})
+		}
+	}
+	r, _ := s.fixed.Sync(q, now)
+	return &r
+}
+
 func (s *store) syncRolling(c *scope, q *backend.SyncRequest, now int64) *backend.SyncReply {
 	before := s.returned(q.Client)
 	if c.fault == early { // by a slice
@@ -140,7 +173,7 @@ func (s *store) syncRolling(c *scope, q *backend.SyncRequest, now int64) *backen
 }
 
 // wrong reports whether a late copy of q is known to do harm; see TestKnown.
-func (c *scope) wrong(q statement) bool { return c.limit.Rolls && q.Rolling.Account == 0 }
+func (c *scope) wrong(q statement) bool { return q.Rolling != nil && q.Rolling.Account == 0 }
 
 // inside returns an int64 field of a struct of another package, for faults; nil = a pointer on the way is nil.
 func inside(v reflect.Value, names ...string) *int64 {
@@ -194,12 +227,15 @@ func (s *store) direct(c *scope, n, now int64) backend.Window {
 // overrun charges n tokens more in w, without a client.
 func (s *store) overrun(c *scope, w backend.Window, n, now int64) {
 	q := backend.Statement{Key: "k", Limit: c.limit, Window: w, Change: n}
+	if c.limit.Rolls {
+		q.Change, q.Changes = 0, []backend.Change{{Tokens: n}}
+	}
 	q.Begin, q.End = hand.Period(c.limit, now)
 	s.fixed.Sync(q, now)
 }
 
 func (s *store) reset(c *scope, now int64) {
-	if c.limit.Rolls {
+	if c.limit.Rolls && !c.buckets {
 		s.ring.Reset(now)
 		return
 	}
@@ -238,6 +274,9 @@ func (c *scope) costs(s *state, what kind) bool {
 
 // free is how many tokens the store could grant, and of which window.
 func (s *store) free(c *scope, now, resets int64) (int64, naive.Window) {
+	if c.buckets {
+		return s.fixed.Check(c.limit, now).Remaining, naive.Window{Generation: resets}
+	}
 	if c.limit.Rolls {
 		return s.ring.Check(c.limit, now).Remaining, naive.Window{Generation: resets}
 	}
@@ -298,5 +337,8 @@ func windowOf(r reply) backend.Window {
 
 // lease is how long the tokens of a statement may be spent at most.
 func (c *scope) lease() int64 {
+	if c.buckets {
+		return c.us() / backend.Slices * 11
+	}
 	return time.Duration(c.limit.Window * backend.Refundable / backend.Slices).Microseconds()
 }

@@ -57,6 +57,9 @@ func (c *scope) compare(s *state) error {
 	now, resets := c.now(s), int64(len(s.log.Resets))
 	free, w := s.store.free(c, now, resets)
 	least, most := s.log.Free(now, w)
+	if c.buckets && len(s.log.Losses) > 0 { // what a ring has lost is not charged again: each loss may cost a limit
+		return nil
+	}
 	if len(s.log.Losses) > 0 { // what is held was asserted again, but maybe after the store had granted it to others
 		most = c.limit.Tokens + s.granted
 		for _, t := range s.log.List {

@@ -53,6 +53,17 @@ func ofSlices(most budget, instants ...time.Duration) *scope {
 	return c
 }
 
+// ofBuckets is ofSlices by buckets. Tokens may be spent for 1,000 to 1,100 ms after a grant, and count for 2 s more.
+func ofBuckets(most budget, instants ...time.Duration) *scope {
+	if instants == nil {
+		instants = []time.Duration{0, 1050, 2050, 3070, 3110, 5200}
+	}
+	leaves, directs := most.leaves, most.directs
+	c := ofSlices(most, instants...)
+	c.most.leaves, c.most.directs, c.buckets = leaves, directs, true
+	return c
+}
+
 func milliseconds(list []time.Duration) (all []time.Duration) {
 	for _, n := range list {
 		all = append(all, n*time.Millisecond)
@@ -82,12 +93,15 @@ func TestSearch(t *testing.T) {
 	halves, noted := ofWindows(everything), ofWindows(budget{losses: 1, kills: 1, returns: 1, refunds: 1, debts: 1, leaves: 1})
 	halves.losing, noted.losing = []kind{loseCount, loseEnd}, []kind{loseLedger}
 	halves.most.directs = 0
+	kept := everything
+	kept.losses = 0
 	for name, row := range map[string]struct {
 		whole *scope
 		parts []*scope
 	}{
 		"fixed":   {ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2200), []*scope{ofWindows(everything), ofSeconds(everything), ofDays(everything), halves, noted}},
 		"rolling": {ofSlices(budget{lost: 1}, 0, 790, 2801), []*scope{ofSlices(everything)}},
+		"buckets": {ofBuckets(budget{lost: 1}, 0, 1050, 3110), []*scope{ofBuckets(everything), ofBuckets(kept)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +119,7 @@ func TestSearch(t *testing.T) {
 				}
 			}
 			for i, n := range seen {
-				assert.True(t, n > 0 || name == "rolling" && slices.Contains(ofFixed, kind(i)), "never happened: %s", kindNames[i])
+				assert.True(t, n > 0 || name == "rolling" && slices.Contains(ofFixed, kind(i)) || name == "buckets" && kind(i) > lose, "never happened: %s", kindNames[i])
 			}
 		})
 	}
@@ -118,7 +132,7 @@ func TestLong(t *testing.T) {
 	}
 	n := int8(*times)
 	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n, leaves: n, directs: n}
-	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofSlices(most)} {
+	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofSlices(most), "buckets": ofBuckets(most)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c.clients, c.limit.Tokens, c.sends, c.wants, c.seed = *clients, *tokens, *sends, []int64{0, 1, *tokens}, *seed
@@ -161,8 +175,20 @@ func TestPlanted(t *testing.T) {
 		{refundedTwice, ofSlices(budget{refunds: 1})},
 		{secretLoss, ofSlices(budget{losses: 1})},
 		{wrongWindow, ofSlices(budget{refunds: 1})},
+
+		{lostCharged, ofBuckets(budget{lost: 1})},
+		{returnedTwice, ofBuckets(budget{returns: 1})},
+		{early, ofBuckets(budget{}, 0, 1150, 3110)},
+		{wrongWindow, ofBuckets(budget{returns: 1}, 0, 1050, 3050)},
+		{noOrder, ofBuckets(budget{repeats: 1})},
+		{anyReply, ofBuckets(budget{repeats: 1, lost: 1})},
+		{sameLife, ofBuckets(budget{leaves: 1, repeats: 1})},
+		{forgetful, ofBuckets(budget{leaves: 1, returns: 1})},
+		{noGeneration, ofBuckets(budget{resets: 1}, 0)},
+		{secretLoss, ofBuckets(budget{losses: 1})},
+		{lateDeadline, ofBuckets(budget{}, 0, 50, 1070, 1120, 3110)},
 	} {
-		t.Run(fmt.Sprintf("%s rolling=%v", row.fault, row.scope.limit.Rolls), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s rolling=%v buckets=%v", row.fault, row.scope.limit.Rolls, row.scope.buckets), func(t *testing.T) {
 			c := row.scope
 			c.fault, c.plain = row.fault, row.fault == lateDeadline // else a client hears before time passes
 			r := c.wide(200_000)

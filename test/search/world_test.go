@@ -22,6 +22,8 @@ type scope struct {
 	most   budget
 	losing []kind // how the store loses data; nil = in each way
 
+	buckets bool // the limit is a rolling one by buckets
+
 	fault fault
 	known bool // what is known to be wrong may happen, too
 	plain bool // all orders are looked at, also those of replies that commute
@@ -138,16 +140,23 @@ func (c *scope) start() *state {
 	s := &state{left: c.most, log: naive.Log{Limit: c.limit.Tokens}}
 	if c.limit.Rolls {
 		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Slices
-		if c.most.lost+c.most.repeats > 0 && !c.known { // the next statement no longer knows when tokens were spent; see TestKnown
+		if c.buckets { // a bucket is at most 10 later than its grant, and after a refund another token may be the one that counts in it
+			s.log.Linger *= 22
+		}
+		if c.most.lost+c.most.repeats > 0 && !c.known && !c.buckets { // the next statement no longer knows when tokens were spent; see TestKnown
 			s.log.Linger += c.lease()
 		}
 	}
 	c.hashStore(s)
 	for i := range c.clients {
+		s.clients[i].InBuckets = c.buckets
 		c.hashClient(s, i)
 	}
 	return s
 }
+
+// oldRolling reports whether the limit is a rolling one without buckets.
+func (c *scope) oldRolling() bool { return c.limit.Rolls && !c.buckets }
 
 func (c *scope) now(s *state) int64 { return base + c.instants[s.instant].Microseconds() + s.later }
 
@@ -180,9 +189,9 @@ func (c *scope) actions(s *state, to []action) []action {
 		} else {
 			may(true, deliver, i, 0)
 			may(s.left.lost > 0, loseReply, i, 0)
-			may(s.left.repeats > 0 && p.stale == nil && !c.limit.Rolls, delayReply, i, 0)
+			may(s.left.repeats > 0 && p.stale == nil && !c.oldRolling(), delayReply, i, 0)
 		}
-		may(s.left.kills > 0 && p.sends > 0 && p.Account.Unpaid() == 0, kill, i, 0)
+		may(s.left.kills > 0 && p.sends > 0 && p.Unpaid() == 0, kill, i, 0)
 		waits := len(to)
 		may(p.Held > 0 && now < p.Deadline, spend, i, 0)
 		may(p.Held > 0 && !p.Over(now) && s.left.returns > 0, giveBack, i, 1)
@@ -193,7 +202,7 @@ func (c *scope) actions(s *state, to []action) []action {
 			return append(to[:0], to[mark:]...)
 		}
 		may(p.stale != nil, hearLate, i, 0)
-		settled := p.lost == 0 && !p.Account.Outstanding() || c.fault == forgetful
+		settled := p.lost == 0 && p.Unpaid()+p.Unconfirmed() == 0 || c.fault == forgetful
 		may(s.left.leaves > 0 && p.call == nil && p.Window.End != 0 && p.Held == 0 && settled, leave, i, 0)
 		c.lateActions(s, i, may)
 	}
@@ -284,7 +293,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		q := p.late[a.n]
 		p.late = slices.Concat(p.late[:a.n], p.late[a.n+1:])
 		s.sync(c, q, now)
-		if p.lost = 1; p.call != nil && c.limit.Rolls {
+		if p.lost = 1; p.call != nil && c.oldRolling() {
 			p.lost = 2
 		}
 		if p.dead {
@@ -316,7 +325,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		}
 		s.granted += int64(a.n)
 		s.taken = w
-		name := hand.Name(c.limit, w, 0)
+		name := hand.Name(c.limit, w, resets)
 		l.Grant(who, name, int64(a.n))
 		if a.kind == direct {
 			return l.Spend(now, who, name, int64(a.n))
@@ -326,7 +335,7 @@ func (c *scope) do(s *state, a action) (err error) {
 	case overrun:
 		s.left.debts--
 		s.store.overrun(c, s.taken, int64(a.n), now)
-		l.Declare(now, who, hand.Name(c.limit, s.taken, 0), int64(a.n))
+		l.Declare(now, who, hand.Name(c.limit, s.taken, resets), int64(a.n))
 	case tick:
 		s.instant++
 		return c.pass(s)
@@ -335,6 +344,9 @@ func (c *scope) do(s *state, a action) (err error) {
 		l.Resets = append(slices.Clip(l.Resets), now)
 		s.store.reset(c, now)
 		s.later += 1000
+		if c.buckets { // the model knows what was taken by how many Resets came before
+			s.taken = backend.Window{}
+		}
 	case lose, loseLedger, loseCount, loseEnd:
 		s.left.losses--
 		if c.fault != secretLoss && c.costs(s, a.kind) {
@@ -379,13 +391,13 @@ func (c *scope) kill(s *state, who int, now int64) error {
 	if err := l.Drop(now+c.lease(), who, p.Name(c.limit), p.Held); err != nil {
 		return err
 	}
-	stake, late := p.Account.Unconfirmed(), p.late
+	stake, late := p.Unconfirmed(), p.late
 	if o := p.call; o != nil && o.done {
 		stake += granted(o.r)
 	} else if o != nil {
 		stake, late = c.limit.Tokens, append(slices.Clip(late), o.q)
 	}
-	if p.lost > 0 || !c.limit.Rolls && s.left.debts < c.most.debts { // nobody knows what its last statement has done
+	if p.lost > 0 || !c.oldRolling() && s.left.debts < c.most.debts { // nobody knows what its last statement has done
 		stake = c.limit.Tokens
 	}
 	*p = client{dead: true, late: late}

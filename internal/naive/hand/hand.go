@@ -25,6 +25,10 @@ type Hand struct {
 	Generation int64 // of a rolling limit: how many Resets there had been when its account began
 	Charges    []Charge
 	Moved      account.Moved // by the last reply
+
+	InBuckets bool // the limit is a rolling one, and the account is Buckets
+	Buckets   account.Buckets
+	Of        int64 // the bucket of the lease; 0 = none
 }
 
 // A Charge is a token that was spent, and may be refunded.
@@ -90,14 +94,21 @@ func (h *Hand) Until(limit backend.Limit) int64 {
 
 // Begin begins a life of the account. The life before must be Settled, with nothing in hand.
 func (h *Hand) Begin(limit backend.Limit, life int64) {
-	h.Account.Begin(life, limit.Rolls)
-	h.Life, h.Seq, h.Window, h.Deadline, h.Charges = life, 0, backend.Window{}, 0, nil
+	if h.InBuckets {
+		h.Buckets.Begin(limit, life)
+	} else {
+		h.Account.Begin(life, limit.Rolls)
+	}
+	h.Life, h.Seq, h.Window, h.Deadline, h.Charges, h.Of = life, 0, backend.Window{}, 0, nil, 0
 }
 
 // Ask makes a statement at the time now that asks for want tokens.
 func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) Statement {
 	if h.Life == 0 {
 		h.Begin(limit, 1)
+	}
+	if h.InBuckets {
+		return h.askBuckets(limit, key, name, want)
 	}
 	if limit.Rolls {
 		q := &backend.SyncRequest{Key: key, Client: name, Limit: limit, Want: want, Exact: true, Idle: -1}
@@ -117,6 +128,9 @@ func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) State
 // Apply applies the reply of the call of client who, and tells the model. Of a fixed limit, only the reply to the last
 // statement counts.
 func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) error {
+	if h.InBuckets {
+		return h.applyBuckets(limit, l, who, o, now)
+	}
 	if limit.Rolls {
 		return h.applyRolling(limit, l, who, o, now)
 	}
@@ -186,10 +200,12 @@ func (h *Hand) applyRolling(limit backend.Limit, l *naive.Log, who int, o Call, 
 // Spend admits a request for a token.
 func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep bool) error {
 	h.Held--
-	if keep {
+	if keep && h.InBuckets {
+		h.Charges = append(h.Charges, Charge{backend.Window{End: h.Of}, now})
+	} else if keep {
 		h.Charges = append(h.Charges, Charge{h.Window, now})
 	}
-	if limit.Rolls {
+	if limit.Rolls && !h.InBuckets {
 		h.Account.Rolls.Note(backend.Slice(now, limit.Window), h.Held)
 	}
 	return l.Spend(now, who, h.Name(limit), 1)
@@ -197,13 +213,21 @@ func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep
 
 // GiveBack returns n tokens.
 func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) error {
-	h.Account.Return(n)
+	if h.InBuckets {
+		h.Buckets.Return(n, h.Held)
+	} else {
+		h.Account.Return(n)
+	}
 	h.Held -= n
 	return l.Return(who, h.Name(limit), n)
 }
 
 // Refundable reports whether the last token spent can be refunded.
 func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
+	if h.InBuckets {
+		n := len(h.Charges)
+		return n > 0 && h.Buckets.Unpaid() == 0 && now < backend.BucketEnd(h.Charges[n-1].Window.End+backend.Slices, limit.Window)
+	}
 	if len(h.Charges) == 0 || h.Over(now) || h.Account.Unpaid() > 0 || h.Account.InUse(h.Held) == 0 {
 		return false
 	}
@@ -218,6 +242,9 @@ func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
 func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int) error {
 	last := h.Charges[len(h.Charges)-1]
 	h.Charges = h.Charges[:len(h.Charges)-1]
+	if h.InBuckets {
+		return h.refundBuckets(limit, l, who, last)
+	}
 	h.Account.Refund(1)
 	if err := l.Refund(last.At, who, h.Name(limit), 1); err != nil {
 		return err
@@ -232,21 +259,28 @@ func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int) error {
 
 // MayDeclare reports whether a request may overrun its charge. Without an account that is overdrawn at once.
 func (h *Hand) MayDeclare(limit backend.Limit, now int64) bool {
-	return h.Window.End != 0 && !h.Over(now) && (!limit.Rolls || h.Account.Rolls.Named())
+	return h.Window.End != 0 && !h.Over(now) && (!limit.Rolls || h.InBuckets || h.Account.Rolls.Named())
 }
 
 // Declare uses a token without a grant.
 func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
-	h.Account.Declare(1)
+	if h.InBuckets {
+		h.Buckets.Declare(1, h.Buckets.Now(now*1000))
+	} else {
+		h.Account.Declare(1)
+	}
 	l.Declare(now, who, h.Name(limit), 1)
 }
 
 // Hurries reports whether the client states its account before long: the store of a rolling limit counts an overrun from
 // when it hears of it, so a limiter says so within a slice.
-func (h *Hand) Hurries(limit backend.Limit) bool { return limit.Rolls && h.Account.Unpaid() > 0 }
+func (h *Hand) Hurries(limit backend.Limit) bool { return limit.Rolls && h.Unpaid() > 0 }
 
 // Expire drops what is over.
 func (h *Hand) Expire(limit backend.Limit, l *naive.Log, who int, now int64) error {
+	if h.InBuckets {
+		return h.Lease(limit, l, who, now)
+	}
 	if !h.Over(now) {
 		return nil
 	}
