@@ -83,7 +83,7 @@ func (s *step) grant() {
 // keep writes the account.
 func (s *step) keep() {
 	h := s.head
-	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving, did: s.did, asked: s.own.asked, till: max(s.till, s.own.till)}
+	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving, did: s.did, asked: s.own.asked}
 	h.idle += s.own.idle - s.was.idle
 	if s.was.called { // unless it was given up
 		h.out, h.at = max(h.out-1, 0), s.now/1000

@@ -56,7 +56,6 @@ type account struct {
 
 	did   []backend.Change // of a rolling limit: what the last statement changed in the ring, grants included
 	asked int64            // the bucket in which it last asked for tokens
-	till  int64            // the last bucket in which it may hold some
 }
 
 // Clone returns a copy that shares nothing with c.
@@ -109,9 +108,9 @@ type step struct {
 	reply backend.Reply
 
 	// Of a rolling limit:
-	did   []backend.Change // what is changed in the ring
-	till  int64            // the last bucket in which the client may hold tokens
-	lacks bool             // it got less than it could use
+	did     []backend.Change // what is changed in the ring
+	calling bool             // others are called to return what is idle
+	lacks   bool             // it got less than it could use
 }
 
 // Sync takes a statement, which must be valid. The messages are to be sent; a store adds the key and the counter.

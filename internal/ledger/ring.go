@@ -75,6 +75,9 @@ func (c *Counter) turn(now int64) {
 // total sums up what counts, and says until when.
 func (c *Counter) total() {
 	r := c.ring
+	for n := len(r.counts); n > 0 && r.counts[n-1] == 0; n-- {
+		r.counts = r.counts[:n-1]
+	}
 	c.count, c.end = 0, 0
 	for i, n := range r.counts {
 		if c.count = min(c.count+n, backend.MaxTokens); n > 0 {
@@ -133,19 +136,19 @@ func (s *step) begin(now int64) {
 	low := c.ring.low
 	if c.turn(now); c.ring.low > low || c.gone == 0 { // nothing counts for as long as that
 		c.gone = now/1000 + 2*c.ring.length.Milliseconds() + 1000
-		c.tidy()
+		c.tidy(s.Client)
 	}
 	c.head.Gen = max(c.head.Gen, s.Window.Gen)
 }
 
-// tidy deletes some accounts that have nothing in the ring, if there are many.
-func (c *Counter) tidy() {
+// tidy deletes some accounts that have nothing in the ring, if there are many, but one.
+func (c *Counter) tidy(but string) {
 	h, n := c.head, 4
 	for name, a := range chance.Order(h.accounts) {
 		if n--; n < 0 || len(h.accounts) <= many {
 			return
 		}
-		if a.till < c.ring.low {
+		if name != but && a.asked+ahead < c.ring.low {
 			if delete(h.accounts, name); a.Window == h.Window {
 				h.idle -= a.idle
 				if !a.left {
@@ -227,7 +230,6 @@ func (s *step) give(bucket, n int64) {
 	}
 	s.ring.add(bucket, n)
 	s.note(bucket, n)
-	s.till = max(s.till, bucket)
 	s.reply.Grant += n
 	s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
 }
@@ -291,10 +293,10 @@ func (s *step) grantBuckets() {
 }
 
 // callIdle calls idle tokens back, if callers wait for more than the client gets. While tokens are short, that is in vain mostly, so it
-// calls all, but less and less often: at last, every eight buckets. But who uses no more of what it holds, and states nothing, is called at once.
+// calls all, but less and less often: at last, every eight buckets.
 // A refusal says when tokens come, so nobody is told that the limit is used up.
 func (s *step) callIdle() []Message {
-	h, r := s.head, s.ring
+	h := s.head
 	if s.Client == "" {
 		return nil
 	}
@@ -303,17 +305,21 @@ func (s *step) callIdle() []Message {
 		s.reply.Idle = idle
 		return nil
 	}
-	ms, bucket, present := s.now/1000, s.length()/backend.Slices, r.low+backend.Slices
+	ms, bucket := s.now/1000, s.length()/backend.Slices
 	if ms-h.told > 2*bucket {
 		h.calls = 0
 	}
 	h.told = ms
-	all := h.calls == 0 || ms-h.at >= bucket<<min(h.calls-1, 3)
-	called := s.call(s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 && (all || a.till < present) }), idle, idle)
-	if all && len(called) > 0 {
+	if h.calls > 0 && ms-h.at < bucket<<min(h.calls-1, 3) {
+		s.reply.Idle = idle
+		return nil
+	}
+	s.calling = true
+	called := s.call(s.some(Sample, Sample, func(a *account) bool { return a.idle > 0 }), idle, idle)
+	if h.out = int64(len(called)); h.out > 0 {
 		h.calls, h.at = h.calls+1, ms
 	}
-	h.out, s.reply.Called, s.reply.Idle = 0, int64(len(called)), h.idle-s.own.idle
+	s.reply.Called, s.reply.Idle = h.out, h.idle-s.own.idle
 	return s.to(called, backend.Recall)
 }
 
@@ -337,7 +343,7 @@ func (s *step) frees() {
 		bucket = r.low + int64(i) + 1
 	}
 	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Slices, r.length)-s.now)*time.Microsecond, 0)
-	if s.reply.Called == 0 && s.reply.Frees > 0 { // else it asks again before that
+	if !s.calling && s.reply.Frees > 0 { // else it asks again before that
 		r.promised = min(r.promised+short, s.Limit.Tokens)
 	}
 }
