@@ -21,6 +21,12 @@ var (
 	Check string
 	//go:embed reset.lua
 	Reset string
+	//go:embed roll.lua
+	Roll string // Sync of a rolling limit, joined from parts
+	//go:embed rollcheck.lua
+	RollCheck string // joined from parts
+	//go:embed rollreset.lua
+	RollReset string // joined from parts
 	//go:embed rolling.lua
 	Rolling string // all methods, of a rolling limit
 )

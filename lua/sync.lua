@@ -358,7 +358,7 @@ if not short and told == 0 and out == 0 then
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local sent, kind, sample, crowd, again, mute = 0, 0, 256, 32, false, 0
+local kind, sample, crowd, again, recalls, sent, mute = 0, 256, 32, false, 1, 0, 0
 if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
 elseif short and how % 8 >= 4 and out > 0 and calls < 4 then
@@ -368,6 +368,9 @@ elseif used >= limit and grant < need and told == 0 and out == 0 then
 elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
   kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
+
+-- call: a message of the kind, if there is one, to other clients, the largest holders first if it is a recall.
+
 if kind > 0 then
   local all = clients > 32 and (kind == 2 or kind == 3 and rest > math.floor(clients / 4))  -- one message to all
   local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
@@ -402,7 +405,10 @@ if kind > 0 then
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
-  if fields[1] then at, calls, out = out > 0 and at or ms, 1, out + sent end
+  if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
   if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
+
+-- reply: after a message.
+
 return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0, out }

@@ -188,8 +188,9 @@ func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
 	if void.End*1000 <= c.time(now) {
 		void.End = 0
 	}
-	if c.ring != nil { // no window opens that would count anew
-		h.clients = 0
+	if c.ring != nil { // no window opens that would count anew, and tokens may count for longer
+		h.clients, length = 0, 2*length
+		c.turn(now)
 	}
 	h.Gen = max(void.Gen+1, now/1000)
 	*c = Counter{head: h, gone: now/1000 + length + 1000, ring: c.ring.emptied()}

@@ -138,7 +138,9 @@ func (s *step) begin(now int64) {
 		c.gone = now/1000 + 2*c.ring.length.Milliseconds() + 1000
 		c.tidy(s.Client)
 	}
-	c.head.Gen = max(c.head.Gen, s.Window.Gen)
+	if h := c.head; s.Window.Gen > h.Gen {
+		h.Gen, h.clients, h.idle = s.Window.Gen, 0, 0
+	}
 }
 
 // tidy deletes some accounts that have nothing in the ring, if there are many, but one.

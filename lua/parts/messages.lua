@@ -8,7 +8,7 @@ if not short and told == 0 and out == 0 then
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local sent, kind, sample, crowd, again, mute = 0, 0, 256, 32, false, 0
+local kind, sample, crowd, again, recalls, sent, mute = 0, 256, 32, false, 1, 0, 0
 if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
 elseif short and how % 8 >= 4 and out > 0 and calls < 4 then
@@ -18,41 +18,3 @@ elseif used >= limit and grant < need and told == 0 and out == 0 then
 elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
   kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
-if kind > 0 then
-  local all = clients > 32 and (kind == 2 or kind == 3 and rest > math.floor(clients / 4))  -- one message to all
-  local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
-  local mark = name .. ' '
-  for i = 1, #some, 2 do
-    local name = some[i]
-    if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
-      if figures and string.sub(figures, 1, #mark) == mark then
-        local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
-        if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
-          found[#found + 1], found[name] = one, true
-        end
-      end
-    end
-  end
-  if kind == 1 and not again then
-    table.sort(found, function(a, b) return a.held > b.held or a.held == b.held and a.name < b.name end)
-  end
-  local fields, covered = { }, 0
-  local message = format('%d %d %d %d %s', kind, hend, hgen, limit, KEYS[1])
-  for i, one in ipairs(found) do
-    if i > crowd or kind == 1 and not again and covered >= others - covered and covered >= 2 * need then break end
-    local to = match(KEYS[1], '^[^{]*') .. 'reservoir:' .. (match(one.name, '^(.*)%.') or one.name)
-    if type(redis.pcall('PUBLISH', to, message)) == 'table' then
-      mute = 32
-      break
-    end
-    sent = sent + 1
-    if kind == 1 and not again then
-      covered, idle = covered + one.held, idle - one.held
-      fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
-    end
-  end
-  if fields[1] then at, calls, out = out > 0 and at or ms, 1, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
-end
-return { mute, now, stop, hgen, used, mine, grant, clients, lasted, mute == 0 and idle - held or 0, out }

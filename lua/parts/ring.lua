@@ -1,0 +1,52 @@
+-- ring: undo what nobody has read, and apply what has changed.
+
+if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know it: the store has lost a Reset
+
+local function add(bucket, n)
+  local i = bucket - low + 1
+  if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
+  while #counts < i do counts[#counts + 1] = 0 end
+  n = min(max(n, -counts[i]), most - counts[i])
+  counts[i] = counts[i] + n
+  return n
+end
+local grants, grant, done, first, final = { }, 0, { }, nil, nil
+local function note(bucket, n)
+  if n == 0 then return end
+  done[bucket] = (done[bucket] or 0) + n
+  first, final = min(first or bucket, bucket), max(final or bucket, bucket)
+end
+local function give(bucket, n)
+  if n <= 0 then return end
+  add(bucket, n)
+  note(bucket, n)
+  grant = grant + n
+  grants[#grants + 1], grants[#grants + 2] = bucket, n
+end
+
+local same = fgen == hgen
+local mine = same and flife == life
+local left, spare, called = true, 0, false
+if same then
+  left, called = away ~= '', plus == '+'
+  if plus ~= '' and not called then spare = plus + 0 end
+end
+if mine and fseq > known then
+  local bucket
+  for less, n in string.gmatch(did, ' (%.?)(%d+)') do
+    if not bucket then
+      bucket = n + 0
+    else
+      add(bucket, less == '' and -n or n + 0)
+      bucket = bucket + 1
+    end
+  end
+end
+if wgen == hgen and (limiter ~= '' or need == 0) then
+  for bucket, n in string.gmatch(changes, '(%d+) (-?%d+)') do
+    bucket, n = bucket + 0, n + 0
+    if n > 0 then bucket = min(bucket > 0 and bucket or present, present + 10) end
+    if n > 0 or mine then note(bucket, add(bucket, n)) end
+  end
+end
+total()
