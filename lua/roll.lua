@@ -6,12 +6,13 @@
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together: a head, and one field for each
 --                        limiter in a process
---         head           "gen clients promised asked before last off low count...", and then "+idle out calls told at" unless
+--         head           "gen clients used promised asked before last off low count...", and then "+idle out calls told at" unless
 --                        all of these are 0
 --         a limiter      "gen life seq asked", then " first change...", with a ~ before it if the client has left, and after it
 --                        "+idle", or "+" if it was called to return what is idle and has not stated since
 --         gen            generation, which a Reset increases. What is about an older one is void
 --         clients        that have not left
+--         used           the sum of the counts
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked
@@ -77,20 +78,20 @@ if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
 local unit = length * 50                               -- of a bucket, us
 local own = call('HMGET', KEYS[1], 'head', limiter)
 local head, field = own[1], limiter ~= '' and own[2]
-local hgen, clients, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
+local hgen, clients, used, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
 local counts, idle, out, calls, told, at = { }, 0, 0, 0, 0, 0
 if head then
   local rest, talk
-  hgen, clients, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
+  hgen, clients, used, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
-  hgen, clients, promised, asked, before, last, off, low = hgen + 0, clients + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
-  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n + 0 end
+  hgen, clients, used, promised, asked, before, last, off, low = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
+  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n end  -- most stay text, because most do not change
   if talk ~= '' then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not idle then return redis.error_reply('BADSTATE the head of the ring is none') end
     idle, out, calls, told, at = idle + 0, out + 0, calls + 0, told + 0, at + 0
   end
-  if hgen > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if hgen > most or used > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw = now
 now = max(now + off, last)
@@ -113,20 +114,17 @@ local turned = not head or present - 20 > low
 if present - 20 > low then
   before = present - 20 == low + 1 and asked or 0
   asked = 0
-  for i = 1, min(present - 20 - low, #counts) do promised = max(promised - counts[i], 0) end
+  for i = 1, min(present - 20 - low, #counts) do promised, used = max(promised - counts[i], 0), max(used - counts[i], 0) end
   local some = { }
   for i = present - 20 - low + 1, #counts do some[#some + 1] = counts[i] end
   counts, low = some, present - 20
 end
 present = low + 20
-local used, stop = 0, 0
-local function total()
-  while counts[1] and counts[#counts] == 0 do counts[#counts] = nil end
-  used, stop = 0, 0
-  for i = 1, #counts do
-    used = min(used + counts[i], most)
-    if counts[i] > 0 then stop = floor(((low + i + 20) * unit + 999) / 1000) end
-  end
+local stop = 0
+local function total()                                 -- what counts no more, or not yet, has no text
+  local n = #counts
+  while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
+  stop = n > 0 and floor(((low + n + 20) * unit + 999) / 1000) or 0
 end
 
 -- ring: undo what nobody has read, and apply what has changed.
@@ -136,9 +134,10 @@ if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know i
 local function add(bucket, n)
   local i = bucket - low + 1
   if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
-  while #counts < i do counts[#counts + 1] = 0 end
-  n = min(max(n, -counts[i]), most - counts[i])
-  counts[i] = counts[i] + n
+  for j = #counts + 1, i do counts[j] = '0' end
+  local has = counts[i] + 0
+  n = min(max(n, -has), most - has)
+  if n ~= 0 then counts[i], used = format('%d', has + n), min(used + n, most) end
   return n
 end
 local grants, grant, done, first, final = { }, 0, { }, nil, nil
@@ -180,7 +179,6 @@ if wgen == hgen and (limiter ~= '' or need == 0) then
     if n > 0 or mine then note(bucket, add(bucket, n)) end
   end
 end
-total()
 
 -- spread: grant tokens of the buckets in which the client will use them, while much is free.
 
@@ -278,8 +276,8 @@ if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have no
   end
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
 end
-local text = format('%d %d %d %d %d %d %d %d', hgen, clients, promised, asked, before, last, off, low)
-for i = 1, #counts do text = text .. format(' %d', counts[i]) end
+local text = format('%d %d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off, low)
+if counts[1] then text = text .. ' ' .. table.concat(counts, ' ') end
 local whole = text
 if idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
 if limiter == '' then
@@ -287,11 +285,12 @@ if limiter == '' then
 else
   local account = format('%s%d %d %d %d', leaving and '~' or '', hgen, life, seq, fasked)
   if first then
-    account = account .. format(' %d', first)
+    local some = { account, format('%d', first) }
     for bucket = first, final do
       local n = done[bucket] or 0
-      account = account .. format(n < 0 and ' .%d' or ' %d', math.abs(n))
+      some[#some + 1] = n >= 0 and n < 1e14 and n or format(n < 0 and '.%d' or '%d', n < 0 and -n or n)
     end
+    account = table.concat(some, ' ')
   end
   if held > 0 then account = account .. format('+%d', held) end
   call('HSET', KEYS[1], 'head', whole, limiter, account)

@@ -22,20 +22,20 @@ if ARGV[2] ~= '0' and now > ARGV[2] + 0 then return { 1, now, 0, 0, 0 } end
 local unit = length * 50                               -- of a bucket, us
 local own = call('HMGET', KEYS[1], 'head', limiter)
 local head, field = own[1], limiter ~= '' and own[2]
-local hgen, clients, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
+local hgen, clients, used, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
 local counts, idle, out, calls, told, at = { }, 0, 0, 0, 0, 0
 if head then
   local rest, talk
-  hgen, clients, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
+  hgen, clients, used, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
-  hgen, clients, promised, asked, before, last, off, low = hgen + 0, clients + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
-  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n + 0 end
+  hgen, clients, used, promised, asked, before, last, off, low = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
+  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n end  -- most stay text, because most do not change
   if talk ~= '' then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not idle then return redis.error_reply('BADSTATE the head of the ring is none') end
     idle, out, calls, told, at = idle + 0, out + 0, calls + 0, told + 0, at + 0
   end
-  if hgen > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if hgen > most or used > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw = now
 now = max(now + off, last)
@@ -48,27 +48,24 @@ local turned = not head or present - 20 > low
 if present - 20 > low then
   before = present - 20 == low + 1 and asked or 0
   asked = 0
-  for i = 1, min(present - 20 - low, #counts) do promised = max(promised - counts[i], 0) end
+  for i = 1, min(present - 20 - low, #counts) do promised, used = max(promised - counts[i], 0), max(used - counts[i], 0) end
   local some = { }
   for i = present - 20 - low + 1, #counts do some[#some + 1] = counts[i] end
   counts, low = some, present - 20
 end
 present = low + 20
-local used, stop = 0, 0
-local function total()
-  while counts[1] and counts[#counts] == 0 do counts[#counts] = nil end
-  used, stop = 0, 0
-  for i = 1, #counts do
-    used = min(used + counts[i], most)
-    if counts[i] > 0 then stop = floor(((low + i + 20) * unit + 999) / 1000) end
-  end
+local stop = 0
+local function total()                                 -- what counts no more, or not yet, has no text
+  local n = #counts
+  while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
+  stop = n > 0 and floor(((low + n + 20) * unit + 999) / 1000) or 0
 end
 
 -- write: a head without counts. The accounts stay: their generation is over, but late copies of their statements must do nothing.
 
 total()
 local gen, next = hgen, max(hgen + 1, floor(raw / 1000))
-call('HSET', KEYS[1], 'head', format('%d 0 0 0 0 %d %d %d', next, last, off, low))
+call('HSET', KEYS[1], 'head', format('%d 0 0 0 0 0 %d %d %d', next, last, off, low))
 call('PEXPIRE', KEYS[1], 2 * length + 1000)
 local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('4 %d %d 0 %s', stop, gen, KEYS[1]))
 return { type(heard) == 'table' and 32 or 0, now, stop, gen, next }

@@ -26,8 +26,9 @@ type Buckets struct {
 	list      []bucket
 }
 
-// bucket is what a bucket has of the account, by replies: tokens that are held, and tokens that are spent; and what no reply has
-// confirmed: tokens used without a grant, and given back, and the parts of them that the last statement has said.
+// bucket is what a bucket has of the account, by replies: granted tokens that are held, and that are spent; and what no reply has
+// confirmed: tokens used without a grant, and given back, and the parts of them that the last statement has said. Debt that is
+// confirmed is in neither, and cannot be refunded: where a clock has stepped back, the store may have charged it in another bucket.
 type bucket struct {
 	number             int64
 	held, used         int64
@@ -66,7 +67,7 @@ func (a *Buckets) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 	kept := a.list[:0]
 	for _, b := range a.list {
 		m.Taken, m.Returned = m.Taken+b.saidDebt, m.Returned+b.saidBack
-		b.used, b.debt, b.back = b.used+b.saidDebt, b.debt-b.saidDebt, b.back-b.saidBack
+		b.debt, b.back = b.debt-b.saidDebt, b.back-b.saidBack
 		b.saidDebt, b.saidBack = 0, 0
 		if b.number < a.low { // it counts no more
 			m.Expired, m.Overdrawn = m.Expired+b.held+b.back, m.Overdrawn+b.debt
@@ -270,7 +271,7 @@ func (a *Buckets) Unconfirmed() int64 { return a.sum(func(b bucket) int64 { retu
 // Outstanding reports whether debt or returned tokens await the store's confirmation.
 func (a *Buckets) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
 
-// InUse is how many tokens that still count are spent.
+// InUse is how many granted tokens that still count are spent.
 func (a *Buckets) InUse(held int64) int64 {
 	a.note(held)
 	return a.sum(func(b bucket) int64 { return b.used })

@@ -108,8 +108,10 @@ func TestDebtIsSpentOnceItIsCharged(t *testing.T) {
 	require.Equal(t, []backend.Change{{Bucket: 101, Tokens: 2}}, changes(a).Changes)
 	require.Zero(t, a.CancelDebt(1), "a statement has said it")
 	require.Equal(t, Moved{Taken: 2}, answered(a, 0, 1, 301))
-	require.Equal(t, int64(3), a.InUse(0))
+	require.Equal(t, []int64{1, 3}, []int64{a.InUse(0), a.Spent(0)})
+	stock, back := a.Refund(9, 100, 0, 0)
+	require.Equal(t, []int64{0, 1}, []int64{stock, back}, "debt stays charged")
 	a.Declare(1, a.Now(sec))
 	require.Equal(t, Moved{Overdrawn: 1}, a.ExpireDebt())
-	require.False(t, a.Outstanding())
+	require.Zero(t, a.Unpaid())
 }

@@ -240,6 +240,7 @@ func (w *roll) step() {
 	case n == 18:
 		if bucket := c.Now(w.clockOf(c) * 1000); w.debt && bucket > 0 {
 			w.happened["debt"]++
+			w.whole = false
 			c.Declare(1, bucket)
 		}
 	case n == 19:

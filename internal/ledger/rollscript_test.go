@@ -50,7 +50,7 @@ func (s *script) roll(t *testing.T, q backend.Statement, now int64) backend.Repl
 // rollText is what the hash should hold.
 func (c *Counter) rollText() map[string]string {
 	h, r := c.head, c.ring
-	head := fmt.Sprintf("%d %d %d %d %d %d %d %d", h.Gen, h.clients, r.promised, r.asked, r.before, r.last, r.off, r.low)
+	head := fmt.Sprintf("%d %d %d %d %d %d %d %d %d", h.Gen, h.clients, c.count, r.promised, r.asked, r.before, r.last, r.off, r.low)
 	for _, n := range r.counts {
 		head += fmt.Sprint(" ", n)
 	}

@@ -5,9 +5,10 @@ if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know i
 local function add(bucket, n)
   local i = bucket - low + 1
   if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
-  while #counts < i do counts[#counts + 1] = 0 end
-  n = min(max(n, -counts[i]), most - counts[i])
-  counts[i] = counts[i] + n
+  for j = #counts + 1, i do counts[j] = '0' end
+  local has = counts[i] + 0
+  n = min(max(n, -has), most - has)
+  if n ~= 0 then counts[i], used = format('%d', has + n), min(used + n, most) end
   return n
 end
 local grants, grant, done, first, final = { }, 0, { }, nil, nil
@@ -49,4 +50,3 @@ if wgen == hgen and (limiter ~= '' or need == 0) then
     if n > 0 or mine then note(bucket, add(bucket, n)) end
   end
 end
-total()

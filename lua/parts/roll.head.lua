@@ -4,12 +4,13 @@
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together: a head, and one field for each
 --                        limiter in a process
---         head           "gen clients promised asked before last off low count...", and then "+idle out calls told at" unless
+--         head           "gen clients used promised asked before last off low count...", and then "+idle out calls told at" unless
 --                        all of these are 0
 --         a limiter      "gen life seq asked", then " first change...", with a ~ before it if the client has left, and after it
 --                        "+idle", or "+" if it was called to return what is idle and has not stated since
 --         gen            generation, which a Reset increases. What is about an older one is void
 --         clients        that have not left
+--         used           the sum of the counts
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked

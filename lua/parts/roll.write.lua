@@ -43,8 +43,8 @@ if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have no
   end
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
 end
-local text = format('%d %d %d %d %d %d %d %d', hgen, clients, promised, asked, before, last, off, low)
-for i = 1, #counts do text = text .. format(' %d', counts[i]) end
+local text = format('%d %d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off, low)
+if counts[1] then text = text .. ' ' .. table.concat(counts, ' ') end
 local whole = text
 if idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
 if limiter == '' then
@@ -52,11 +52,12 @@ if limiter == '' then
 else
   local account = format('%s%d %d %d %d', leaving and '~' or '', hgen, life, seq, fasked)
   if first then
-    account = account .. format(' %d', first)
+    local some = { account, format('%d', first) }
     for bucket = first, final do
       local n = done[bucket] or 0
-      account = account .. format(n < 0 and ' .%d' or ' %d', math.abs(n))
+      some[#some + 1] = n >= 0 and n < 1e14 and n or format(n < 0 and '.%d' or '%d', n < 0 and -n or n)
     end
+    account = table.concat(some, ' ')
   end
   if held > 0 then account = account .. format('+%d', held) end
   call('HSET', KEYS[1], 'head', whole, limiter, account)
