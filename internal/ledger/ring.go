@@ -332,16 +332,19 @@ func (s *step) use(from, to int64) float64 {
 
 func (s *step) ceil(from, to int64) int64 { return int64(math.Ceil(s.use(from, to))) }
 
-// frees says when tokens come, if the client got fewer than it asked for: when as many have left the ring as it and others that were
-// told before it wait for.
+// frees says when tokens come, if the client got fewer than it could use: when as many have left the ring as it and others that were
+// told before it wait for. What is free already is theirs.
 func (s *step) frees() {
 	if !s.lacks {
 		return
 	}
 	r, short := s.ring, max(s.Need-s.reply.Grant, 0)
-	free, bucket := s.Limit.Tokens-s.count, r.low
-	for i := 0; i < len(r.counts) && (i == 0 || free < r.promised+max(short, 1)); i++ {
-		free += r.counts[i]
+	if short > 0 && r.promised == 0 {
+		short = max(short-(s.Limit.Tokens-s.count), 1)
+	}
+	left, bucket := int64(0), r.low
+	for i := 0; i < len(r.counts) && (i == 0 || left < r.promised+max(short, 1)); i++ {
+		left += r.counts[i]
 		bucket = r.low + int64(i) + 1
 	}
 	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Slices, r.length)-s.now)*time.Microsecond, 0)

@@ -508,7 +508,36 @@ func TestFrees(t *testing.T) {
 	require.Equal(t, int64(10), r.Grant)
 	require.Zero(t, r.Frees)
 	r, _ = c.Sync(backend.Statement{Limit: minute, Need: 11}, at(1021, 0))
-	require.Equal(t, []any{int64(0), 6 * time.Second}, []any{r.Grant, r.Frees}, "behind 30 tokens that others wait for")
+	require.Equal(t, []any{int64(0), 63 * time.Second}, []any{r.Grant, r.Frees}, "four others wait for 40 tokens, and p.2 has 10")
+}
+
+// TestFreesIsTrue: who waits for as long as a refusal says is admitted, and a microsecond earlier it is not.
+func TestFreesIsTrue(t *testing.T) {
+	refused := 0
+	for seed := range uint64(2000) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		limit := backend.Limit{Tokens: 1 + rnd.Int64N(10), Window: []time.Duration{20 * time.Millisecond, time.Second, time.Minute}[rnd.IntN(3)]}.Rolling()
+		var c ledger.Counter
+		now := int64(1e15) + rnd.Int64N(1e9)
+		for seq := range int64(30) {
+			need := 1 + rnd.Int64N(limit.Tokens)
+			q := backend.Statement{Client: "p.1", Life: 1, Seq: 2*seq + 1, Want: need, Need: need, Least: need, Limit: limit, Rolling: backend.Rolling{Known: 2 * seq}}
+			q.Exact = rnd.IntN(2) == 0
+			r, _ := c.Sync(q, now)
+			if r.Grant == 0 {
+				refused++
+				q.Seq, q.Known = 2*seq+2, 2*seq+1
+				early := c.Clone()
+				r2, _ := early.Sync(q, now+r.Frees.Microseconds()-1)
+				require.Zero(t, r2.Grant, "seed %d", seed)
+				now += r.Frees.Microseconds()
+				r, _ = c.Sync(q, now)
+			}
+			require.Equal(t, need, r.Grant, "seed %d", seed)
+			now += rnd.Int64N(limit.Window.Microseconds() / 5)
+		}
+	}
+	require.Positive(t, refused)
 }
 
 // TestRecallRolls: what is idle elsewhere is called, and nobody is told that the limit is used up.

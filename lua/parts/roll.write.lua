@@ -20,10 +20,11 @@ end
 
 local frees = 0
 if lacks then
-  local short, free, bucket, i = max(need - grant, 0), limit - used, low, 0
-  while i < #counts and (i == 0 or free < promised + max(short, 1)) do
+  local short, gone, bucket, i = max(need - grant, 0), 0, low, 0
+  if short > 0 and promised == 0 then short = max(short - (limit - used), 1) end  -- else what is free is others'
+  while i < #counts and (i == 0 or gone < promised + max(short, 1)) do
     i = i + 1
-    free, bucket = free + counts[i], low + i
+    gone, bucket = gone + counts[i], low + i
   end
   frees = max((bucket + 20) * unit - now, 0)
   if kind == 0 and frees > 0 then promised = min(promised + short, limit) end  -- else it asks again before that
