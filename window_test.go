@@ -1583,3 +1583,22 @@ func TestZoneThatIsLoadedEachTime(t *testing.T) {
 		}
 	})
 }
+
+// However often a process forgets a key and uses it again in one window, the store keeps one account of it.
+func TestAccountsOfAMonth(t *testing.T) {
+	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
+		const visits = 300
+		net, limit := testnet.Far(time.Millisecond), reservoir.PerMonth(10_000, nil)
+		l := open(t, net, limit, opt, reservoir.WithIdle(time.Minute))
+		time.Sleep(time.Hour) // away from the month's end
+		for range visits {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(10 * time.Minute)
+			require.Zero(t, l.Stats().Keys, "it was forgotten")
+		}
+		counters, err := net.Inspect(bg, "k")
+		require.NoError(t, err)
+		require.Len(t, counters[0].Clients, 1)
+		require.EqualValues(t, visits, counters[0].Used)
+	})
+}

@@ -78,7 +78,7 @@ func (s *step) messages() []Message {
 	case short && s.Waited && h.out > 0 && h.calls < MostCalls:
 		h.calls++
 		called = s.some(Sample, AtOnce, func(a *account) bool { return a.called })
-	case dry && s.reply.Grant < s.Need && h.told == 0 && h.out == 0:
+	case dry && s.reply.Grant < s.Need && h.told == 0 && h.out == 0 && s.own.idle == 0: // nothing lies idle anywhere
 		if kind, h.told = backend.Exhausted, 1; h.clients > AtOnce {
 			called = []string{""}
 		} else {

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"math/rand/v2"
+	"strconv"
 	"testing"
 	"time"
 
@@ -87,4 +88,39 @@ func TestIdleIsBounded(t *testing.T) {
 	}
 	require.Positive(t, called)
 	require.Positive(t, void)
+}
+
+// TestUsedUpToldToMany: however many clients share a window, one message tells them that it is used up, and one that many tokens
+// are back.
+func TestUsedUpToldToMany(t *testing.T) {
+	const clients = 1000
+	c, limit, now := Counter{}, backend.Limit{Tokens: clients, Window: time.Minute}, int64(1e12)
+	ask := func(i, change int64) []Message {
+		q := backend.Statement{Client: strconv.FormatInt(i, 10), Life: 1, Seq: now, Limit: limit, Want: 1, Need: 1, Least: 1, Runs: true, Hints: backend.Hints{Exact: true}}
+		if change != 0 {
+			q.Window, q.Mine, q.Change, q.Want, q.Need, q.Least = c.head.Window, 1, change, 0, 0, 0
+		}
+		now += 1000
+		_, messages := c.Sync(q, now)
+		return messages
+	}
+	for i := range int64(clients) {
+		require.Empty(t, ask(i, 0))
+	}
+	told := ask(clients, 0)
+	require.Len(t, told, 1)
+	require.Equal(t, backend.Exhausted, told[0].Kind)
+	require.Empty(t, told[0].Process)
+	require.Empty(t, ask(clients+1, 0), "once a window")
+	again := 0
+	for i := range int64(clients / 2) {
+		messages := ask(i, -1)
+		require.LessOrEqual(t, len(messages), AtOnce)
+		if len(messages) == 1 && messages[0].Process == "" {
+			again++
+			require.Equal(t, backend.Again, messages[0].Kind)
+		}
+	}
+	require.Positive(t, again)
+	require.LessOrEqual(t, again, 2, "at most once in 250 ms")
 }
