@@ -140,3 +140,60 @@ func TestInspectOfAHungServer(t *testing.T) {
 	_, err = store.Inspect(t.Context(), "k")
 	require.ErrorContains(t, err, "closed")
 }
+
+// TestLimitersBesideGitHubs: three limiters and GitHub's scripts share a limit for five windows. It is never exceeded, and used up:
+// a token is lost to nobody but the limiters' leases, which end a moment before the window.
+func TestLimitersBesideGitHubs(t *testing.T) {
+	t.Parallel()
+	const limit, windows = 600, 5
+	client := redistest.Start(t).Client()
+	limiters := make([]*reservoir.Limiter, 3)
+	for i := range limiters {
+		limiters[i] = limiterOn(t, client, reservoir.PerSecond(limit), patient)
+	}
+	var mu sync.Mutex
+	spent, ours, theirs := map[int64]int64{}, 0, 0 // by the window's end, in seconds
+	note := func(end int64, who *int) {
+		mu.Lock()
+		defer mu.Unlock()
+		spent[end]++
+		*who++
+	}
+	first := time.Now().Unix() + 2 // ends of the windows that count: first + 1 to first + windows
+	over := time.Unix(first+windows, 5e8)
+	var work sync.WaitGroup
+	for _, l := range limiters {
+		work.Go(func() {
+			for time.Now().Before(over) {
+				r, err := l.Allow(t.Context(), "k")
+				if err == nil && r.Allowed {
+					note(r.Reset.Unix(), &ours)
+				}
+				time.Sleep(500 * time.Microsecond) // about three limits a second in all
+			}
+		})
+	}
+	work.Go(func() {
+		for time.Now().Before(over) {
+			now := client.Time(t.Context()).Val().Unix()
+			seen, err := check.Run(t.Context(), client, []string{"{k}:1s"}, now).Int64Slice()
+			if err == nil && seen[0] < limit { // as their service decides
+				counted, err := rate.Run(t.Context(), client, []string{"{k}:1s"}, 1, now+1, now).Int64Slice()
+				if err == nil && counted[0] <= limit {
+					note(counted[1], &theirs)
+				}
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	})
+	work.Wait()
+	sum := int64(0)
+	for end := first + 1; end <= first+windows; end++ {
+		require.LessOrEqual(t, spent[end], int64(limit), "window %d", end-first)
+		sum += spent[end]
+	}
+	t.Log("of", limit*windows, "were used", sum, "ours", ours, "theirs", theirs)
+	require.Positive(t, ours)
+	require.Positive(t, theirs)
+	require.GreaterOrEqual(t, sum, int64(limit*windows*98/100))
+}

@@ -34,8 +34,8 @@ type size struct {
 
 var sizes = map[string]size{
 	"tiny":  {runs: 1, rounds: 1, every: 3, goroutines: 16, slice: 3 * time.Millisecond, idleKeys: 2_000, window: 200 * time.Millisecond, windows: 1, processes: 2},
-	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 50 * time.Millisecond, idleKeys: 100_000, window: 4 * time.Second, windows: 2, processes: 20, minutes: 1},
-	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 100 * time.Millisecond, idleKeys: 1_000_000, minutes: 3},
+	"quick": {runs: 1, rounds: 3, slice: 100 * time.Millisecond, warm: 200 * time.Millisecond, idleKeys: 100_000, window: 4 * time.Second, windows: 2, processes: 20, minutes: 1},
+	"full":  {runs: 5, rounds: 2, slice: 400 * time.Millisecond, warm: 300 * time.Millisecond, idleKeys: 1_000_000, minutes: 3},
 }
 
 var (
