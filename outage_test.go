@@ -1131,6 +1131,25 @@ func TestLateCallsServeNobody(t *testing.T) {
 	}
 }
 
+// A reply that comes after its window is a failure as others are: the policy answers.
+func TestRepliesAfterTheWindow(t *testing.T) {
+	for name, opt := range map[string]reservoir.Option{"no room": reservoir.WithMaxKeys(0), "direct": reservoir.WithDirect()} {
+		inBubbles(t, name, map[string]reservoir.Option{"closed": failClosed, "open": reservoir.WithFailOpen()}, func(t *testing.T, what string, policy reservoir.Option) {
+			l := open(t, testnet.Far(40*time.Millisecond), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond}, opt, policy)
+			r, err := l.Allow(bg, "k")
+			s := l.Stats()
+			if what == "open" {
+				require.NoError(t, err)
+				assert.Equal(t, reservoir.Fallback, r.Source)
+				assert.EqualValues(t, 1, s.Fallbacks)
+			} else {
+				require.Error(t, err)
+				assert.EqualValues(t, 1, s.Failed)
+			}
+		})
+	}
+}
+
 // What comes too late for callers in line, who hold no stock, goes back too.
 func TestLateGrantsOfTheLineGoBack(t *testing.T) {
 	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {

@@ -52,10 +52,15 @@ func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
 }
 
 // Answer answers the request by the reply r, which was requested at sent, or the error of the call. ended says that the
-// caller's context has ended. A reply that comes after the window may have ended charges the tokens, and they have expired.
+// caller's context has ended. Tokens of a reply that comes after the window may have ended have expired, and the failure
+// policy answers.
 func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v Verdict) {
 	k, n, counts := a.k, a.Req.Need, &a.k.env.Counts
-	now := k.env.Clock.Now()
+	allowed := err == nil && r.Grant == n
+	if allowed && a.late(r, sent) {
+		counts.Expire(n)
+		err = &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow}
+	}
 	switch {
 	case err != nil && ended:
 		return Verdict{Err: err}
@@ -63,7 +68,6 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		k.event(func(now int64) effect { v = k.policyOrError(n, a.stay, now, err); return unchanged })
 		return v
 	}
-	allowed := r.Grant == n
 	v.Answer = Answer{
 		Allowed: allowed, Source: Direct, Limit: a.Req.Limit.Tokens, Window: a.Req.Limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
 	}
@@ -74,17 +78,19 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		}
 		return v
 	}
-	of := lease.New(r.Window)
-	if of.Apply(r.State, 0, sent, now); !of.Alive(now) {
-		counts.Expire(n)
-		return Verdict{Err: &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow}}
-	}
 	v.Answer.Charged = n
 	counts.Taken.Add(n)
 	counts.Spent.Add(n)
 	counts.Left.Add(n)
 	counts.Extra.Add(k.node.Hash, n-1)
 	return v
+}
+
+// late reports whether the window of the reply may have ended.
+func (a *Alone) late(r *backend.Reply, sent int64) bool {
+	now, of := a.k.env.Clock.Now(), lease.New(r.Window)
+	of.Apply(r.State, 0, sent, now)
+	return !of.Alive(now)
 }
 
 // Expire counts n tokens that were charged for a caller who has left, or too late.
