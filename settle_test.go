@@ -373,6 +373,26 @@ func TestSettleOnANetworkThatRepeats(t *testing.T) {
 	})
 }
 
+// A network that repeats all calls, and so brings the second reply to each, makes no loop of calls. When it does so no
+// more, all is settled.
+func TestNetworkThatRepeatsAll(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(1000), opt)
+		r := allow(t, l, "k", 5)
+		net.Always(testnet.Repeat)
+		before := net.Count("")
+		require.NoError(t, l.Settle(bg, r, 200))
+		time.Sleep(10 * time.Minute)
+		assert.Less(t, net.Count("")-before, 1000)
+		net.Faults(nil)
+		time.Sleep(10 * time.Second)
+		s := l.Stats()
+		assert.EqualValues(t, 200, s.Spent)
+		assert.EqualValues(t, 200, used(t, net, "k")-s.Held)
+	})
+}
+
 // What a settlement leaves and this process does not use is soon had by others.
 func TestSurplusOfSettleReturns(t *testing.T) {
 	inBubbles(t, "", map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)}, func(t *testing.T, _ string, limit reservoir.Limit) {

@@ -245,11 +245,14 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 			k.env.Counts.Expire(reply.Grant)
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
-			if u := k.usage(); u.void && k.parted { // twice: the limit is the old one again, and another key has begun a later life
-				k.leaveWindow()
-				k.replyLost = false
-				k.lease.Store(nil)
-				k.enter(phaseLeft)
+			if u := k.usage(); u.void { // twice: the network repeats all, or another key has begun a later life
+				u.backOff(now, LongestPause)
+				if k.parted { // the limit is the old one again
+					k.leaveWindow()
+					k.replyLost = false
+					k.lease.Store(nil)
+					k.enter(phaseLeft)
+				}
 			}
 			k.use.void = true
 			f.countUnserved(now)
