@@ -358,10 +358,13 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, window backend.Windo
 		ctx = context.WithoutCancel(ctx)
 	}
 	call := l.newCall(shard, q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
-	r, err := detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, settled)
-	if !call.abandoned() {
-		settled(r, err)
-	}
+	r, err := backend.Reply{}, guard.ErrGoexit // unless the store returns
+	defer func() {
+		if !call.abandoned() {
+			settled(r, err)
+		}
+	}()
+	r, err = detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, settled)
 	return l.failed(ctx, err)
 }
 
