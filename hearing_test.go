@@ -147,6 +147,21 @@ func held(net *testnet.Network) *testnet.Call {
 	return net.Pick(0)
 }
 
+// A statement that the network repeats after a Reset is void, as is the window: its callers do not wait for that window's end.
+func TestVoidReplyAfterAReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt)
+		allow(t, l, "k", 1)
+		require.NoError(t, l.Reset(bg, "k"))
+		net.Next("sync", testnet.Repeat)
+		begin := time.Now()
+		assert.True(t, allow(t, l, "k", 1).Allowed)
+		assert.Equal(t, 1, net.Happened(testnet.Repeat))
+		assert.Less(t, time.Since(begin), 10*time.Millisecond)
+	})
+}
+
 // TestUnheardReset: a process to which no message comes refuses on, and learns of the Reset by a probe.
 func TestUnheardReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {

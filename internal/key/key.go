@@ -387,7 +387,8 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	f.Over = w.LatestEnd()
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
-	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive
+	// A window that a Reset has voided may have long to go, and is not waited for.
+	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive && !w.Doubted()
 	if k.keeps(w, now) && (k.account.Unpaid() > 0 || k.refunding()) {
 		f.Charge = 1
 		if u != nil {
