@@ -1423,6 +1423,25 @@ func TestEvictionHandsBackOverABadNetwork(t *testing.T) {
 	}
 }
 
+// What a repeated statement has charged goes back although its reply was void, its caller has left, and the window that the
+// key knows is over.
+func TestGrantBehindAVoidReply(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(5*time.Minute))
+		time.Sleep(10 * time.Hour)
+		net.Next("sync", testnet.Repeat)
+		short, cancel := context.WithTimeout(bg, time.Millisecond)
+		defer cancel()
+		_, err := l.AllowN(short, "k", 50)
+		require.Error(t, err)
+		time.Sleep(30 * time.Minute)
+		assert.Equal(t, 1, net.Happened(testnet.Repeat))
+		assert.Zero(t, l.Stats().Keys)
+		assert.Zero(t, used(t, net, "k"))
+	})
+}
+
 // A key is evicted while a reply of its is lost: a key of the same name that comes
 // later in the window is not handed what the first one spent.
 func TestKeysThatComeBack(t *testing.T) {

@@ -245,7 +245,8 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 			k.env.Counts.Expire(reply.Grant)
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
-			if u := k.usage(); u.void { // twice: the network repeats all, or another key has begun a later life
+			u := k.usage()
+			if u.failedAt = now; u.void { // twice: the network repeats all, or another key has begun a later life
 				u.backOff(now, LongestPause)
 				if k.parted { // the limit is the old one again
 					k.leaveWindow()
@@ -254,7 +255,7 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 					k.enter(phaseLeft)
 				}
 			}
-			k.use.void = true
+			u.void = true
 			f.countUnserved(now)
 		case reply.Astray: // nothing was done; the next one goes by the store's clock
 			if k.usage().astray++; k.use.astray == MaxAstray {
