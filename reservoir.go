@@ -494,9 +494,9 @@ func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
 // if that is over, to the one that this process knows. They are overdrawn if there is none, or if the failure policy admitted
 // the request, so that what an outage cost is told in one place.
 func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
-	forgotten := r.Source == Fallback || r.of.Overrun(r.charge(), n)
+	forgotten := r.Source == Fallback || r.of.Overrun(n)
 	if k := l.env.Find(r.of.Name()); forgotten && r.Source != Fallback && k != nil && k != r.of && k.Counts(r.of) {
-		forgotten = k.Overrun(r.charge(), n)
+		forgotten = k.Overrun(n)
 	}
 	switch {
 	case !forgotten:

@@ -23,7 +23,7 @@ type Fetch struct {
 	Shard  *Shard
 
 	k       *Key
-	peers   int64       // clients in the last reply
+	peers   int64       // clients in the last reply, which a rolling limit's statement repeats
 	last    uint64      // sequence number of the last caller that it was sized for
 	ordered int64       // time of the order, before its goroutine was scheduled
 	slot    *lane       // whose slot it has; nil if it needs none

@@ -53,7 +53,7 @@ type Key struct {
 	orphan     bool  // it found no room among the leavers
 	short      bool  // the limit will run out before the window ends, by the last reading
 	inLine     uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
-	replyLost  bool  // a fetch has failed, and no last statement was answered since: a grant may wait in the store
+	replyLost  bool  // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
 }
 
 type node = keytable.Node[Key]
@@ -431,10 +431,9 @@ func (k *Key) spent() int64 { return k.account.Spent(k.held()) }
 // rolling limit, which can wait for another statement.
 func (k *Key) refunding() bool { return k.account.Rolls != nil && k.account.Rolls.Refunding() }
 
-// expire counts tokens and debt whose window is over, and pending debt whose period is.
-// While a fetch is in flight its reply decides.
+// expire counts tokens and debt whose window is over. While a fetch is in flight its reply decides.
 func (k *Key) expire(now int64) {
-	if w := k.lease.Load(); k.overFor(w, now) {
+	if w := k.lease.Load(); w != nil && w.Over(now) && !k.queue.inFlight() {
 		k.env.Counts.Move(k.account.Expire(k.drain()))
 		k.env.Counts.Move(k.account.ExpireDebt())
 	}
@@ -442,11 +441,6 @@ func (k *Key) expire(now int64) {
 		k.allow()
 		k.lease.Load().Note(backend.State{Remaining: 1}, now)
 	}
-}
-
-// overFor reports whether what the key holds, and owes, of w is surely void.
-func (k *Key) overFor(w *lease.Lease, now int64) bool {
-	return w != nil && w.Over(now) && !k.queue.inFlight()
 }
 
 // enterWindow makes window the current one; the zero Window is none. The account has left the one
@@ -461,7 +455,6 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 		length := k.Limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.opened(length, spent, k.refusals.Load())
-		u.deniedUntil = 0
 	}
 	var w *lease.Lease
 	if window.End == 0 {

@@ -71,11 +71,11 @@ func (k *Key) refund(w *lease.Lease, n int64) effect {
 // chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
 
-// Overrun charges n tokens that the request of c has used above its charge: from stock, and
-// what the stock lacks as debt. If the window of c is over, they are charged to the one that
-// this process knows; if it knows none, they are overdrawn. It reports whether the key was
+// Overrun charges n tokens that a request has used above its charge: from stock, and what the
+// stock lacks as debt. They are charged to the window that this process knows, whatever the
+// request was charged in; if it knows none, they are overdrawn. It reports whether the key was
 // forgotten meanwhile, so that nothing was done.
-func (k *Key) Overrun(c Charge, n int64) (forgotten bool) {
+func (k *Key) Overrun(n int64) (forgotten bool) {
 	if w := k.lease.Load(); w.Alive(k.env.Clock.Now()) {
 		if left, ok := w.Spend(n); ok {
 			k.env.Counts.Extra.Add(k.node.Hash, n)
