@@ -385,6 +385,8 @@ func TestNetworkThatRepeatsAll(t *testing.T) {
 		require.NoError(t, l.Settle(bg, r, 200))
 		time.Sleep(10 * time.Minute)
 		assert.Less(t, net.Count("")-before, 1000)
+		_, err := l.AllowN(bg, "new", 7)
+		assert.ErrorContains(t, err, "the network repeats each call")
 		net.Faults(nil)
 		time.Sleep(10 * time.Second)
 		s := l.Stats()

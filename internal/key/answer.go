@@ -66,6 +66,7 @@ var (
 	ErrSilent  = errors.New("no answer within the fetch timeout")
 	ErrTooSlow = errors.New("replies take longer than the window")
 	errAstray  = errors.New("the store's clock and the calendar's period do not agree")
+	errRepeats = errors.New("the network repeats each call, and brings the second reply")
 )
 
 // MaxAstray is how many statements in a row may name another period of the calendar than the store's.

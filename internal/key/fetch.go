@@ -256,7 +256,7 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 				}
 			}
 			u.void = true
-			f.countUnserved(now)
+			f.countUnserved(now, errRepeats)
 		case reply.Astray: // nothing was done; the next one goes by the store's clock
 			if k.usage().astray++; k.use.astray == MaxAstray {
 				k.use.astray, err = 0, ErrorAstray()
@@ -275,7 +275,7 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 			waits = waits || k.lease.Load().Doubted()
 			k.serve(now, !waits && k.Limit().Tokens <= f.Req.Limit.Tokens)
 			if !waits {
-				f.countUnserved(now)
+				f.countUnserved(now, ErrTooSlow)
 			}
 		}
 		idle = k.idle()
@@ -306,10 +306,10 @@ func (f *Fetch) failed(now int64, err error) (answered int) {
 	return k.answer(last, now, err)
 }
 
-// countUnserved counts fetches in a row that served none of their callers, because the grants
-// came after the end of their window. The next fetch opens a new window. If that happens
-// three times, the network is slower than the window.
-func (f *Fetch) countUnserved(now int64) {
+// countUnserved counts fetches in a row that served none of their callers, because the reply was
+// void, or the grants came after the end of their window; the next fetch opens a new one. If that
+// happens three times, the callers get an error, which says why it has happened the last time.
+func (f *Fetch) countUnserved(now int64, why error) {
 	q := f.k.queue
 	first := q.line.First()
 	if first == nil || first.Seq() > f.last {
@@ -321,7 +321,7 @@ func (f *Fetch) countUnserved(now int64) {
 	}
 	q.unserved = 0
 	f.k.usage().backOff(now, LongestPause)
-	f.k.answer(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow})
+	f.k.answer(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: why})
 }
 
 // apply applies the reply to f: the account as the store has it, and a grant.
