@@ -395,6 +395,29 @@ func TestNetworkThatRepeatsAll(t *testing.T) {
 	})
 }
 
+// What was charged before a loss of data can be settled after it, though the store has carried it into another window.
+func TestSettleOfACarriedCharge(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerHour(1000), opt)
+		first := allow(t, all[0], "k", 20)
+		time.Sleep(time.Second)
+		second := allow(t, all[0], "k", 20)
+		time.Sleep(time.Second)
+		net.LoseData()
+		allow(t, all[1], "k", 5)
+		last := allow(t, all[0], "k", 300) // by a statement
+		require.True(t, last.Reset.After(first.Reset))
+		require.NoError(t, all[0].Refund(bg, first))
+		require.NoError(t, all[0].Settle(bg, second, 5))
+		require.NoError(t, all[0].Settle(bg, last, 310))
+		require.EqualValues(t, 20+15, all[0].Stats().Refunded)
+		require.NoError(t, all[0].Close(bg))
+		require.NoError(t, all[1].Close(bg))
+		assert.EqualValues(t, 5+5+310, used(t, net, "k"))
+	})
+}
+
 // What a settlement leaves and this process does not use is soon had by others.
 func TestSurplusOfSettleReturns(t *testing.T) {
 	inBubbles(t, "", map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)}, func(t *testing.T, _ string, limit reservoir.Limit) {

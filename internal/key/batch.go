@@ -123,6 +123,7 @@ type usage struct {
 	rejected    bool           // the last fetch was rejected
 	void        bool           // the last reply was void
 	voided      backend.Window // the last one that a Reset has voided, by its message
+	carried     backend.Window // the one before, if what was charged in it counts in the present window; see book
 	astray      int            // fetches in a row that named another period of the calendar than the store's
 	recheck     int64          // when a refused key asks for its limit again
 	asked       uint64         // number of the last question for the limit whose answer may be too old

@@ -382,6 +382,9 @@ func (f *Fetch) book(w *lease.Lease, r Reply, sent, now int64) *lease.Lease {
 	if moved {
 		if w = k.enterWindow(r.Window, spent, now); w != nil && kept {
 			k.queue.reserved += held
+			if k.use != nil {
+				k.use.carried = f.Req.Window
+			}
 		}
 	}
 	if slides {

@@ -451,7 +451,7 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 		k.fallback = nil
 	}
 	if u := k.use; u != nil {
-		u.deniedUntil = 0
+		u.deniedUntil, u.carried = 0, backend.Window{}
 		length := k.Limit().Window
 		u.Observe(length, now, spent, k.largest.take())
 		u.opened(length, spent, k.refusals.Load())
@@ -477,6 +477,11 @@ func (k *Key) leaveWindow() {
 // settleLater records that requests which were charged in the window that the key leaves,
 // holding held, may still be settled.
 func (k *Key) settleLater(held int64) { k.env.Counts.Left.Add(k.account.Used(held)) }
+
+// carried reports whether what was charged in that window counts in the key's present one.
+func (k *Key) carried(of backend.Window) bool {
+	return k.use != nil && k.use.carried == of && of.End != 0 && k.lease.Load() != nil
+}
 
 // findShard looks up the shard that the key is on now.
 func (k *Key) findShard() {

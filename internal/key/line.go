@@ -250,13 +250,14 @@ func (k *Key) cancel(w *waiter) {
 			return did
 		}
 		k.env.Counts.Refunded.Add(n)
-		if k.phase == phaseRetired || paid != k.lease.Load() { // when the key left the window, settleLater counted them
+		present := k.lease.Load()
+		if k.phase == phaseRetired || paid != present && !k.carried(paid.Window) { // when the key left the window, settleLater counted them
 			TakeUpTo(&k.env.Counts.Left, n)
 			k.env.Counts.Expired.Add(n)
 			return unchanged
 		}
 		k.account.Refund(n)
-		k.putBack(paid, n)
+		k.putBack(present, n)
 		return changed
 	})
 }

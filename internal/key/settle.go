@@ -35,7 +35,7 @@ func (k *Key) Refund(c Charge, n int64) {
 		case k.Limit().Rolls:
 			did, ok = k.refundRolling(c.Window, n, now)
 			return did
-		case w == nil || w.Window != c.Window:
+		case w == nil || w.Window != c.Window && !k.carried(c.Window):
 			return unchanged
 		}
 		ok = true
