@@ -670,3 +670,20 @@ func TestLeaversAreForgotten(t *testing.T) {
 		require.Zero(t, reservoir.Leavers(l))
 	})
 }
+
+// The reply after a Reset says that a copy of the statement came first. The next statement is made at once, and not when the void
+// window would have ended.
+func TestResetAndARepeatedStatement(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 2, net, reservoir.PerHour(100), opt)
+		require.True(t, allow(t, all[0], "k", 1).Allowed)
+		require.NoError(t, all[1].Reset(bg, "k"))
+		time.Sleep(time.Second)
+		net.Next("sync", testnet.Repeat)
+		start := time.Now()
+		require.True(t, allow(t, all[0], "k", 1).Allowed)
+		require.Less(t, time.Since(start), 100*time.Millisecond)
+		require.Equal(t, 1, net.Happened(testnet.Repeat))
+	})
+}
