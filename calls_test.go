@@ -1442,6 +1442,29 @@ func TestGrantBehindAVoidReply(t *testing.T) {
 	})
 }
 
+// Replies take longer than a call may. What may have been granted is void when its window is over; then the key is forgotten, and
+// calls end with it, though no call has told the store that it leaves.
+func TestEvictionFromASlowStore(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerSecond(100), opt, reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(30*time.Millisecond))
+		allow(t, l, "k", 1)
+		net.MoveTo(20 * time.Millisecond)
+		for range 3 {
+			_, err := l.AllowN(bg, "k", 99)
+			require.Error(t, err)
+		}
+		time.Sleep(10 * time.Second)
+		require.Zero(t, l.Stats().Keys)
+		net.MoveTo(time.Millisecond)
+		time.Sleep(10 * time.Second)
+		calls := net.Count("")
+		time.Sleep(time.Minute)
+		require.Equal(t, calls, net.Count(""))
+		balance(t, l)
+	})
+}
+
 // A key is evicted while a reply of its is lost: a key of the same name that comes
 // later in the window is not handed what the first one spent.
 func TestKeysThatComeBack(t *testing.T) {

@@ -119,7 +119,7 @@ type usage struct {
 	spread      int64          // delay after the reset, so that processes do not all call at once
 	backoff     int64          // after a failed fetch, the earliest time of the next
 	pause       time.Duration  // of the last back-off; it doubles
-	failedAt    int64          // when a fetch failed last, or its reply was void
+	failedAt    int64          // when a fetch that asks for a batch failed last, or its reply was void
 	rejected    bool           // the last fetch was rejected
 	void        bool           // the last reply was void
 	voided      backend.Window // the last one that a Reset has voided, by its message

@@ -298,7 +298,9 @@ func (f *Fetch) failed(now int64, err error) (answered int) {
 		last = k.queue.line.Last()
 	}
 	u, longest := k.usage(), LongestPause
-	u.failedAt, u.rejected = now, !Outage(err)
+	if u.rejected = !Outage(err); f.asks() { // others grant nothing
+		u.failedAt = now
+	}
 	if u.rejected { // no circuit spares the store the calls of all other keys
 		longest = min(max(longest, k.Limit().Window/chargePart), time.Minute)
 	}
