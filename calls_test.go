@@ -1443,26 +1443,33 @@ func TestGrantBehindAVoidReply(t *testing.T) {
 }
 
 // Replies take longer than a call may. What may have been granted is void when its window is over; then the key is forgotten, and
-// calls end with it, though no call has told the store that it leaves.
+// calls end with it, though no call has told the store that it leaves. That is so of a window that a Reset has voided, too.
 func TestEvictionFromASlowStore(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerSecond(100), opt, reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(30*time.Millisecond))
-		allow(t, l, "k", 1)
-		net.MoveTo(20 * time.Millisecond)
-		for range 3 {
-			_, err := l.AllowN(bg, "k", 99)
-			require.Error(t, err)
-		}
-		time.Sleep(10 * time.Second)
-		require.Zero(t, l.Stats().Keys)
-		net.MoveTo(time.Millisecond)
-		time.Sleep(10 * time.Second)
-		calls := net.Count("")
-		time.Sleep(time.Minute)
-		require.Equal(t, calls, net.Count(""))
-		balance(t, l)
-	})
+	for _, reset := range []bool{false, true} {
+		inBubbles(t, fmt.Sprint("reset=", reset), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) { evictFromASlowStore(t, reset, opt) })
+	}
+}
+
+func evictFromASlowStore(t *testing.T, reset bool, opt reservoir.Option) {
+	net := testnet.Far(time.Millisecond)
+	l := open(t, net, reservoir.PerSecond(100), opt, reservoir.WithIdle(time.Second), reservoir.WithFetchTimeout(30*time.Millisecond))
+	allow(t, l, "k", 1)
+	if reset {
+		require.NoError(t, l.Reset(bg, "k"))
+	}
+	net.MoveTo(20 * time.Millisecond)
+	for range 3 {
+		_, err := l.AllowN(bg, "k", 99)
+		require.Error(t, err)
+	}
+	time.Sleep(10 * time.Second)
+	require.Zero(t, l.Stats().Keys)
+	net.MoveTo(time.Millisecond)
+	time.Sleep(10 * time.Second)
+	calls := net.Count("")
+	time.Sleep(time.Minute)
+	require.Equal(t, calls, net.Count(""))
+	balance(t, l)
 }
 
 // A key is evicted while a reply of its is lost: a key of the same name that comes
