@@ -246,7 +246,10 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
 			u := k.usage()
-			if u.failedAt = now; u.void { // twice: the network repeats all, or another key has begun a later life
+			if f.asks() { // what it was granted must go back
+				u.failedAt = now
+			}
+			if u.void { // twice: the network repeats all, or another key has begun a later life
 				u.backOff(now, LongestPause)
 				if k.parted { // the limit is the old one again
 					k.leaveWindow()
