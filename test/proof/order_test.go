@@ -86,7 +86,7 @@ func step(c ledger.Counter, q request, r reply) (bool, ledger.Counter) {
 	default:
 		c = ledger.Counter{}
 	}
-	return r.unknown || r == want, c
+	return r.unknown || reflect.DeepEqual(r, want), c
 }
 
 // rules are the steps of package ledger. Some order of all operations, in which none is
