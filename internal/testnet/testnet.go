@@ -434,7 +434,10 @@ func (s *subscription) send(m backend.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting = append(s.waiting, m)
-	time.AfterFunc(s.net.takes(s.who, Message, s.net.delay), func() {
+	s.net.Lock()
+	delay := s.net.delay
+	s.net.Unlock()
+	time.AfterFunc(s.net.takes(s.who, Message, delay), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		m := s.waiting[0]
