@@ -1,6 +1,7 @@
 package mailbox
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -18,8 +19,13 @@ func TestOffice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o Office
 		blocked, got := make(chan struct{}), make(map[string][]int64)
+		var mu sync.Mutex // each box has a goroutine
 		hear := func(box string) func(backend.Message) {
-			return func(m backend.Message) { got[box] = append(got[box], m.Limit) }
+			return func(m backend.Message) {
+				mu.Lock()
+				defer mu.Unlock()
+				got[box] = append(got[box], m.Limit)
+			}
 		}
 		o.Open("slow", func(backend.Message) { <-blocked })
 		o.Open("broken", func(backend.Message) { panic("a hook") })
