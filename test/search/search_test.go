@@ -192,6 +192,11 @@ func TestPlanted(t *testing.T) {
 		t.Run(fmt.Sprintf("%s rolling=%v buckets=%v", row.fault, row.scope.limit.Rolls, row.scope.buckets), func(t *testing.T) {
 			c := row.scope
 			c.fault, c.plain = row.fault, c.plain || row.fault == lateDeadline // else a client hears before time passes
+			defer func() {
+				if r := recover(); r != nil { // with -race the account's own invariants may be the first to find it
+					require.Contains(t, fmt.Sprint(r), "broken invariant")
+				}
+			}()
 			r := c.wide(200_000)
 			t.Log(r)
 			assert.Error(t, r.err)
