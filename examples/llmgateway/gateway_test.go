@@ -363,7 +363,7 @@ func TestSteady(t *testing.T) {
 	}
 	const done = streams * rounds
 	require.Equal(t, [3]int64{done, done * (sung + words), done * (3*sung + 15*words)}, used)
-	require.LessOrEqual(t, float64(calls(server)), 0.05*done)
+	require.LessOrEqual(t, float64(calls(server)), 0.05*done+4*3, "and one more for each limit and process, whose first contact gets just what it needs")
 	keys, err := server.Client().Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
 	require.NotContains(t, strings.Join(keys, " "), "sk-")
