@@ -56,8 +56,6 @@ type Store interface {
 	// The store never sends it twice; an Error of class Unknown means that the reset may have happened. A
 	// store that loses its data may forget that the old window is void.
 	Reset(ctx context.Context, key string, limit Limit) (Window, error)
-
-	RollingStore
 }
 
 // Window is the name of a window: its end in Unix milliseconds, as the store recorded it, and its generation. A Reset
@@ -76,7 +74,7 @@ func (w Window) Time() time.Time {
 // State is one reading of a counter. The decision, Remaining and Window of a reply always
 // come from the same reading.
 type State struct {
-	Window    Window        // the open window; an End of 0 if none is open
+	Window    Window        // the open window; an End of 0 if none is open. That of a rolling limit ends when nothing counts any more
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading
 	Remaining int64         // tokens of the request's limit that are not charged to anybody
 
@@ -90,7 +88,7 @@ type State struct {
 // used above an earlier charge in Window. What is charged without an account never comes back. If both are 0, it does nothing, as a probe.
 type Statement struct {
 	Key   string
-	Limit Limit // of a fixed window; a limit by the calendar also has Begin and End
+	Limit Limit // one by the calendar also has Begin and End
 
 	Client string // names one limiter in one process
 	Life   int64  // of the client's account; each new one has a higher number
@@ -118,20 +116,6 @@ type Statement struct {
 	// stops waiting by other means. The store may then return some seconds later than that.
 	Detached bool
 }
-
-// Rolling is the part of a [Statement] that only rolling limits have. Their tokens are charged in buckets, of which a window has
-// [Slices]: a token counts from its grant until a window has passed since its bucket's end, and may be spent before that
-// end. So Changes are by bucket, in place of Mine, Change and Used; of Window, only Gen is set. They may be in any order. Without
-// a Client, Changes are what was used above earlier charges.
-type Rolling struct {
-	Known   int64         // Seq of the last reply that the client took; 0 = none. The store undoes what later statements did
-	Changes []Change      // since that reply: tokens used without a grant, less those given back
-	After   int64         // the last bucket of which the client has tokens, if these are for later ones; else 0
-	Within  time.Duration // how long the reply may take. What is granted may be spent for longer, if that is at most a quarter of the window
-}
-
-// Change is a number of tokens in one bucket.
-type Change struct{ Bucket, Tokens int64 }
 
 // Hints are what the size of a grant and the messages depend on. They never decide whether the
 // counter is exact.

@@ -112,7 +112,10 @@ func ValidateKey(key string) error {
 
 // Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
 func (q *Statement) Validate() error {
-	if err := validate(q.Key, q.Limit, false); err != nil {
+	if err := validate(q.Key, q.Limit); err != nil {
+		return err
+	}
+	if err := q.validateRolling(); err != nil {
 		return err
 	}
 	switch {
@@ -134,64 +137,28 @@ func (q *Statement) Validate() error {
 	return nil
 }
 
-func outside(n int64) bool { return n < 0 || n > MaxTokens }
-
-// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r *SyncRequest) Validate() error {
-	if err := validate(r.Key, r.Limit, true); err != nil {
-		return err
-	}
-	if err := validateClient(r.Client); err != nil {
-		return err
-	}
+// validateRolling checks what only one kind of limit has.
+func (q *Statement) validateRolling() error {
+	r := &q.Rolling
 	switch {
-	case outside(r.Granted) || r.Returned < 0 || r.Returned > min(r.Granted+max(r.Debt, 0), MaxTokens): // debt may be returned too
-		return fmt.Errorf("%w: granted %d, returned %d", ErrTokens, r.Granted, r.Returned)
-	case outside(r.Debt):
-		return fmt.Errorf("%w: debt %d", ErrTokens, r.Debt)
-	case r.Least < 0 || r.Need < r.Least || r.Want < r.Need || r.Want > MaxTokens:
-		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, r.Want, r.Need, r.Least)
-	case outside(r.Window.End) || outside(r.Peers) || outside(r.Pace) || r.Idle < -1 || r.Idle > MaxTokens:
-		return fmt.Errorf("%w: window %d, peers %d, pace %d, idle %d", ErrTokens, r.Window.End, r.Peers, r.Pace, r.Idle)
-	case outside(r.Total) || outside(r.Used):
-		return fmt.Errorf("%w: total %d, used %d", ErrTokens, r.Total, r.Used)
-	case outside(r.Account) || outside(r.Refunded) || outside(r.RefundedIn.End) || len(r.Spent) > MaxSpent:
-		return fmt.Errorf("%w: account %d, %d refunded in %d, %d sums of spent tokens", ErrTokens, r.Account, r.Refunded, r.RefundedIn.End, len(r.Spent))
+	case !q.Limit.Rolls && (len(r.Changes) > 0 || r.Known != 0 || r.After != 0 || r.Within != 0):
+		return fmt.Errorf("%w: buckets, of a limit that is not rolling", ErrTokens)
+	case q.Limit.Rolls && (q.Window.End != 0 || q.Mine != 0 || q.Change != 0 || q.Used != 0 || q.Run != 0):
+		return fmt.Errorf("%w: a window, of a rolling limit", ErrTokens)
+	case len(r.Changes) > MaxChanges, q.Client == "" && len(r.Changes) > 0 && q.Need > 0:
+		return fmt.Errorf("%w: changes of %d buckets", ErrTokens, len(r.Changes))
+	case outside(r.Known) || outside(r.After) || r.Within < 0 || r.Within > MaxWindow:
+		return fmt.Errorf("%w: known %d, after %d, within %v", ErrTokens, r.Known, r.After, r.Within)
 	}
-	last := Spent{}
-	for _, s := range r.Spent {
-		if s.Slice < last.Slice || s.Slice > MaxTokens || s.Tokens < last.Tokens || s.Tokens > MaxTokens {
-			return fmt.Errorf("%w: %d spent until slice %d", ErrTokens, s.Tokens, s.Slice)
+	for _, c := range r.Changes {
+		if outside(c.Bucket) || c.Tokens < -MaxTokens || c.Tokens > MaxTokens || c.Tokens < 0 && q.Client == "" {
+			return fmt.Errorf("%w: %d in bucket %d", ErrTokens, c.Tokens, c.Bucket)
 		}
-		last = s
 	}
 	return nil
 }
 
-// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r *TakeRequest) Validate() error {
-	if err := validate(r.Key, r.Limit, true); err != nil {
-		return err
-	}
-	if r.Tokens < 1 || r.Tokens > r.Limit.Tokens {
-		return fmt.Errorf("%w: %d, want 1 to the limit of %d", ErrTokens, r.Tokens, r.Limit.Tokens)
-	}
-	if r.Within < 0 || r.Within > MaxWindow {
-		return fmt.Errorf("%w: a reply within %v", ErrTokens, r.Within)
-	}
-	return nil
-}
-
-// Validate returns nil, or an error that wraps ErrKey, ErrLimit or ErrTokens.
-func (r *SettleRequest) Validate() error {
-	if err := validate(r.Key, r.Limit, true); err != nil {
-		return err
-	}
-	if r.Tokens == 0 || r.Tokens < -MaxTokens || r.Tokens > MaxTokens || r.Window.End < 1 || r.Window.End > MaxTokens {
-		return fmt.Errorf("%w: to settle %d in window %d", ErrTokens, r.Tokens, r.Window.End)
-	}
-	return nil
-}
+func outside(n int64) bool { return n < 0 || n > MaxTokens }
 
 // validateClient returns nil, or an error that wraps ErrKey.
 func validateClient(name string) error {
@@ -204,13 +171,10 @@ func validateClient(name string) error {
 	return nil
 }
 
-// validate checks a request about a limit that rolls, or one that does not.
-func validate(key string, l Limit, rolls bool) error {
+// validate checks what a request is about.
+func validate(key string, l Limit) error {
 	if err := ValidateKey(key); err != nil {
 		return err
-	}
-	if l.Rolls != rolls {
-		return fmt.Errorf("%w: a rolling limit has requests of its own", ErrLimit)
 	}
 	return l.Validate()
 }

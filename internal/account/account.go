@@ -26,8 +26,6 @@ type Account struct {
 	used      int64 // charged to everybody at that reply
 	balance   int64 // tokens held, spent or unconfirmed
 	open      *open // nil = nothing is outstanding
-
-	Rolls *Rolling // the account of a rolling limit, which has nothing of the above; otherwise nil
 }
 
 // open holds what no reply has confirmed, and what has expired in the window.
@@ -43,12 +41,7 @@ type Moved struct{ Taken, Returned, Expired, Overdrawn int64 }
 
 // Begin begins a life, which must have a higher number than all lives of this limiter before it, and is of a rolling
 // limit or not.
-func (a *Account) Begin(life int64, rolls bool) {
-	*a = Account{life: life}
-	if rolls {
-		a.Rolls = new(Rolling)
-	}
-}
+func (a *Account) Begin(life int64) { *a = Account{life: life} }
 
 // Life is the number of the account's life.
 func (a *Account) Life() int64 { return a.life }
@@ -108,17 +101,11 @@ func (a *Account) lose(held int64) (m Moved) {
 
 // Leave ends the account of a window, if no reply does that; held is what the process holds.
 func (a *Account) Leave(held int64) Moved {
-	if a.Rolls != nil {
-		return a.Rolls.Leave(held)
-	}
 	return a.lose(held)
 }
 
 // Expire records that n tokens, which are held no more, have expired with their window.
 func (a *Account) Expire(n int64) Moved {
-	if a.Rolls != nil {
-		return a.Rolls.Expire(n)
-	}
 	if a.balance -= n; n > 0 {
 		a.makeOpen().expired += n
 	}
@@ -127,9 +114,6 @@ func (a *Account) Expire(n int64) Moved {
 
 // ExpireDebt records that debt has reached no store in time, because its window is over.
 func (a *Account) ExpireDebt() (m Moved) {
-	if a.Rolls != nil {
-		return a.Rolls.ExpireDebt()
-	}
 	if o := a.open; o != nil {
 		m.Overdrawn = o.debt
 		o.debt, o.saidDebt = 0, 0
@@ -140,29 +124,18 @@ func (a *Account) ExpireDebt() (m Moved) {
 // Return takes n unspent tokens out of the account. They count as held until the
 // store has confirmed a statement that returns them.
 func (a *Account) Return(n int64) {
-	if a.Rolls != nil {
-		a.Rolls.Return(n)
-		return
-	}
 	a.makeOpen().back += n
 	a.check()
 }
 
 // Declare adds n tokens of debt, which were used without a grant.
 func (a *Account) Declare(n int64) {
-	if a.Rolls != nil {
-		a.Rolls.Declare(n)
-		return
-	}
 	o := a.makeOpen()
 	o.debt = min(o.debt+n, backend.MaxTokens)
 }
 
 // CancelDebt cancels up to n tokens of debt that no statement has said, and returns how many.
 func (a *Account) CancelDebt(n int64) int64 {
-	if a.Rolls != nil {
-		return a.Rolls.CancelDebt(n)
-	}
 	if a.open == nil {
 		return 0
 	}
@@ -174,8 +147,6 @@ func (a *Account) CancelDebt(n int64) int64 {
 // Unpaid is the debt that the store has not confirmed.
 func (a *Account) Unpaid() int64 {
 	switch {
-	case a.Rolls != nil:
-		return a.Rolls.Unpaid()
 	case a.open == nil:
 		return 0
 	}
@@ -185,8 +156,6 @@ func (a *Account) Unpaid() int64 {
 // Unconfirmed is how many returned tokens the store has not confirmed.
 func (a *Account) Unconfirmed() int64 {
 	switch {
-	case a.Rolls != nil:
-		return a.Rolls.Unconfirmed()
 	case a.open == nil:
 		return 0
 	}
@@ -199,10 +168,6 @@ func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() 
 // Refund records that n spent tokens are held again. The caller must not refund more
 // than was spent.
 func (a *Account) Refund(n int64) {
-	if a.Rolls != nil {
-		a.Rolls.Refund(n)
-		return
-	}
 	a.balance += n
 }
 
@@ -213,9 +178,6 @@ func (a *Account) Spent(held int64) int64 { return a.Balance() - held - a.Unconf
 // InUse is how many tokens charged in the window are spent, if the process holds held. Debt that no reply has confirmed is
 // not charged.
 func (a *Account) InUse(held int64) int64 {
-	if a.Rolls != nil {
-		return a.Rolls.InUse(held)
-	}
 	in := a.mine
 	if a.open != nil {
 		in -= a.open.back + a.open.expired
@@ -225,25 +187,16 @@ func (a *Account) InUse(held int64) int64 {
 
 // Used is InUse with the debt.
 func (a *Account) Used(held int64) int64 {
-	if a.Rolls != nil {
-		return a.Rolls.Used(held)
-	}
 	return a.InUse(held - a.Unpaid())
 }
 
 // Balance is the sum of the tokens held, spent and unconfirmed.
 func (a *Account) Balance() int64 {
-	if a.Rolls != nil {
-		return a.Rolls.Balance()
-	}
 	return a.balance
 }
 
 // Granted reports whether the store has charged anything in the window.
 func (a *Account) Granted() bool {
-	if a.Rolls != nil {
-		return a.Rolls.Granted()
-	}
 	return a.mine > 0
 }
 

@@ -29,7 +29,7 @@ func reply(w backend.Window, mine, grant, used int64) *backend.Reply {
 // granted is an account that was granted 10 tokens in the first window, when 40 were charged to everybody.
 func granted(t *testing.T) *Account {
 	a := new(Account)
-	a.Begin(3, false)
+	a.Begin(3)
 	require.Equal(t, Moved{Taken: 10}, a.Apply(statement(a, backend.Window{}), reply(first, 10, 10, 40), 0))
 	return a
 }
@@ -191,23 +191,4 @@ func TestExpireDebt(t *testing.T) {
 	q := statement(a, first)
 	assert.Zero(t, q.Change)
 	assert.Zero(t, a.Apply(q, reply(second, 0, 0, 0), 0))
-}
-
-// TestRollingAccount: an account of a rolling limit does all by its Rolling.
-func TestRollingAccount(t *testing.T) {
-	var a Account
-	a.Begin(3, true)
-	q := backend.SyncRequest{Limit: rolls}
-	a.Rolls.State(&q, slice(0), 0)
-	a.Rolls.Apply(q, backend.SyncReply{State: backend.State{Window: slice(1)}, Grant: 10, Granted: 10}, 0)
-	a.Return(2)
-	a.Declare(3)
-	a.Refund(1)
-	assert.EqualValues(t, 1, a.CancelDebt(1))
-	assert.Equal(t, []int64{3, 11, 4, 6, 2, 2, 5}, []int64{a.Life(), a.Balance(), a.InUse(4), a.Used(4), a.Unpaid(), a.Unconfirmed(), a.Spent(4)})
-	assert.True(t, a.Granted() && a.Outstanding())
-	assert.Equal(t, Moved{Overdrawn: 2}, a.ExpireDebt())
-	assert.Equal(t, Moved{Expired: 1}, a.Expire(1))
-	assert.Equal(t, Moved{Expired: 3 + 2}, a.Leave(3))
-	assert.EqualValues(t, 5, a.Balance())
 }

@@ -63,7 +63,7 @@ func (a *Buckets) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 	}
 	a.balance += m.Expired // until all is counted
 	over := max(r.Used-r.Grant-q.Limit.Tokens, 0)
-	a.low = backend.Slice(r.Now, a.limit.Window) - backend.Slices
+	a.low = backend.Bucket(r.Now, a.limit.Window) - backend.Buckets
 	kept := a.list[:0]
 	for _, b := range a.list {
 		m.Taken, m.Returned = m.Taken+b.saidDebt, m.Returned+b.saidBack
@@ -140,7 +140,7 @@ func (a *Buckets) Now(now int64) int64 {
 	if a.known == 0 {
 		return 0
 	}
-	return backend.Slice(a.clock(now), a.limit.Window)
+	return backend.Bucket(a.clock(now), a.limit.Window)
 }
 
 // Deadline is until when tokens of a bucket may be spent. It counts from the sending of a statement, because the store read its clock after

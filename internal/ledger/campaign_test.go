@@ -110,7 +110,7 @@ func (w *world) newcomer() *client {
 	if w.control == "limiter" {
 		c.name = fmt.Sprintf("p%d.1", w.names/2)
 	}
-	c.Begin(1, false)
+	c.Begin(1)
 	return c
 }
 
@@ -213,7 +213,7 @@ func (w *world) begin(c *client) {
 	if w.control != "life" {
 		c.life++
 	}
-	c.Begin(c.life, false)
+	c.Begin(c.life)
 	c.window, c.spent, c.deadline, c.inFlight = backend.Window{}, 0, 0, false
 }
 

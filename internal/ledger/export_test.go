@@ -43,5 +43,5 @@ func (c *Counter) Present(now int64) int64 {
 	if c.ring == nil {
 		return 0
 	}
-	return backend.Slice(c.time(now), c.ring.length)
+	return backend.Bucket(c.time(now), c.ring.length)
 }

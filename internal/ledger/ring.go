@@ -9,9 +9,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
-// ahead is how many buckets after the present one a token may be charged in.
-const ahead = 10
-
 // ring is what a rolling limit has in place of an open window. A window has 20 buckets, and each is a short window: a token is charged
 // in the bucket before whose end it is spent, or goes back to exactly that bucket. It counts until a window has passed since the
 // bucket's end. So what was spent in an interval of a window's length stands in the buckets from 20 before the present one
@@ -58,7 +55,7 @@ func (c *Counter) turn(now int64) {
 	r := c.ring
 	at := c.time(now)
 	r.last, r.off = at, at-now
-	if low := backend.Slice(at, r.length) - backend.Slices; low > r.low {
+	if low := backend.Bucket(at, r.length) - backend.Buckets; low > r.low {
 		if r.before = 0; low == r.low+1 {
 			r.before = r.asked
 		}
@@ -81,7 +78,7 @@ func (c *Counter) total() {
 	c.count, c.end = 0, 0
 	for i, n := range r.counts {
 		if c.count = min(c.count+n, backend.MaxTokens); n > 0 {
-			c.end = (backend.BucketEnd(r.low+int64(i)+backend.Slices, r.length) + 999) / 1000
+			c.end = (backend.BucketEnd(r.low+int64(i)+backend.Buckets, r.length) + 999) / 1000
 		}
 	}
 }
@@ -89,7 +86,7 @@ func (c *Counter) total() {
 // add charges n tokens in a bucket, or gives back -n, and returns how many it has. What counts no more cannot change.
 func (r *ring) add(bucket, n int64) int64 {
 	i := bucket - r.low
-	if i < 0 || i > backend.Slices+ahead {
+	if i < 0 || i > backend.Buckets+backend.Ahead {
 		return 0
 	}
 	for int64(len(r.counts)) <= i {
@@ -131,7 +128,7 @@ func (s *step) begin(now int64) {
 		c.head = &head{accounts: map[string]*account{}}
 	}
 	if c.ring == nil {
-		c.ring = &ring{length: s.Limit.Window, low: backend.Slice(now, s.Limit.Window) - backend.Slices, last: now}
+		c.ring = &ring{length: s.Limit.Window, low: backend.Bucket(now, s.Limit.Window) - backend.Buckets, last: now}
 	}
 	low := c.ring.low
 	if c.turn(now); c.ring.low > low || c.gone == 0 { // nothing counts for as long as that
@@ -150,7 +147,7 @@ func (c *Counter) tidy(but string) {
 		if n--; n < 0 || len(h.accounts) <= many {
 			return
 		}
-		if name != but && a.asked+ahead < c.ring.low {
+		if name != but && a.asked+backend.Ahead < c.ring.low {
 			if delete(h.accounts, name); a.Window == h.Window {
 				h.idle -= a.idle
 				if !a.left {
@@ -179,10 +176,10 @@ func (s *step) chargeBucket() {
 // place is the bucket of a change. Whoever has used tokens may not know which bucket is the present one, or be ahead of a clock that
 // stepped back.
 func (r *ring) place(d backend.Change) int64 {
-	if present := r.low + backend.Slices; d.Tokens > 0 && d.Bucket == 0 {
+	if present := r.low + backend.Buckets; d.Tokens > 0 && d.Bucket == 0 {
 		return present
 	} else if d.Tokens > 0 {
-		return min(d.Bucket, present+ahead)
+		return min(d.Bucket, present+backend.Ahead)
 	}
 	return d.Bucket
 }
@@ -190,7 +187,7 @@ func (r *ring) place(d backend.Change) int64 {
 // soonest is the first bucket in which tokens may be charged: its end must not come before the reply.
 func (s *step) soonest() int64 {
 	within := min(s.Within, s.Limit.Window/4)
-	return backend.Slice(s.now+within.Microseconds(), s.ring.length)
+	return backend.Bucket(s.now+within.Microseconds(), s.ring.length)
 }
 
 // stateBuckets undoes what the last statement did, unless the client has taken its reply, and then applies all that changed since the
@@ -244,7 +241,7 @@ func (s *step) grantBuckets() {
 		return
 	}
 	r, limit := s.ring, s.Limit.Tokens
-	present, free := r.low+backend.Slices, max(limit-s.count, 0)
+	present, free := r.low+backend.Buckets, max(limit-s.count, 0)
 	weight := max(s.Pace, s.Need, 1)
 	if s.own.asked != present {
 		s.own.asked = present
@@ -253,10 +250,10 @@ func (s *step) grantBuckets() {
 	first, from := s.soonest(), s.now
 	next := s.After >= present
 	if next {
-		first = max(first, min(s.After+1, present+ahead))
+		first = max(first, min(s.After+1, present+backend.Ahead))
 		from = backend.BucketEnd(first-1, r.length)
 	}
-	span := min(max(int64(math.Floor(float64(float64(free)/float64(limit)*60)-3)), 0), ahead)
+	span := min(max(int64(math.Floor(float64(float64(free)/float64(limit)*60)-3)), 0), backend.Ahead)
 	last := max(present+span, first)
 
 	want, have := s.Need, int64(0)
@@ -307,7 +304,7 @@ func (s *step) callIdle() []Message {
 		s.reply.Idle = idle
 		return nil
 	}
-	ms, bucket := s.now/1000, s.length()/backend.Slices
+	ms, bucket := s.now/1000, s.length()/backend.Buckets
 	if ms-h.told > 2*bucket {
 		h.calls = 0
 	}
@@ -347,7 +344,7 @@ func (s *step) frees() {
 		left += r.counts[i]
 		bucket = r.low + int64(i) + 1
 	}
-	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Slices, r.length)-s.now)*time.Microsecond, 0)
+	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Buckets, r.length)-s.now)*time.Microsecond, 0)
 	if !s.calling && s.reply.Frees > 0 { // else it asks again before that
 		r.promised = min(r.promised+short, s.Limit.Tokens)
 	}

@@ -326,7 +326,7 @@ func (w *roll) rest() {
 		}
 	}
 	in := w.c.Contents(w.store())
-	low, has := w.c.Present(w.store())-backend.Slices, int64(0)
+	low, has := w.c.Present(w.store())-backend.Buckets, int64(0)
 	for _, c := range w.clients {
 		has += c.held + c.InUse(c.held)
 	}

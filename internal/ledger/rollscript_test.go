@@ -137,7 +137,7 @@ func TestRollScript(t *testing.T) {
 			q.Seq, q.Need = max(seqs[name], 1), some(q.Want)
 			q.Least, q.Known = some(q.Need), max(seqs[name]-some(3), 0)
 			q.Window.Gen = max(gens-some(1)*some(1), 0)
-			present := backend.Slice(now, q.Limit.Window)
+			present := backend.Bucket(now, q.Limit.Window)
 			for _, g := range last.Grants {
 				if rnd.IntN(3) == 0 {
 					q.Changes = append(q.Changes, backend.Change{Bucket: g.Bucket, Tokens: some(3) - some(g.Tokens)})

@@ -126,7 +126,7 @@ func (s *store) sync(c *scope, q statement, now int64) reply {
 func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.Reply {
 	switch c.fault {
 	case early: // by a bucket, of which the client is not told
-		r, _ := s.fixed.Sync(q, now+c.us()/backend.Slices)
+		r, _ := s.fixed.Sync(q, now+c.us()/backend.Buckets)
 		r.Now = now
 		return &r
 	case noOrder:
@@ -137,7 +137,7 @@ func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.R
 	case wrongWindow:
 		for i := range q.Changes {
 			q.Changes = slices.Clone(q.Changes)
-			q.Changes[i].Bucket = backend.Slice(now, c.limit.Window)
+			q.Changes[i].Bucket = backend.Bucket(now, c.limit.Window)
 		}
 	case returnedTwice:
 		for _, d := range q.Changes {
@@ -151,7 +151,7 @@ func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.R
 func (s *store) syncRolling(c *scope, q *backend.SyncRequest, now int64) *backend.SyncReply {
 	before := s.returned(q.Client)
 	if c.fault == early { // by a slice
-		now += c.us() / backend.Slices
+		now += c.us() / backend.Buckets
 	}
 	r, _ := s.ring.Sync(*q, now)
 	settle := func(n int64) {
@@ -338,7 +338,7 @@ func windowOf(r reply) backend.Window {
 // lease is how long the tokens of a statement may be spent at most.
 func (c *scope) lease() int64 {
 	if c.buckets {
-		return c.us() / backend.Slices * 11
+		return c.us() / backend.Buckets * 11
 	}
-	return time.Duration(c.limit.Window * backend.Refundable / backend.Slices).Microseconds()
+	return time.Duration(c.limit.Window * backend.Refundable / backend.Buckets).Microseconds()
 }

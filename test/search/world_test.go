@@ -139,7 +139,7 @@ type action struct {
 func (c *scope) start() *state {
 	s := &state{left: c.most, log: naive.Log{Limit: c.limit.Tokens}}
 	if c.limit.Rolls {
-		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Slices
+		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Buckets
 		if c.buckets { // a bucket is at most 10 later than its grant, and after a refund another token may be the one that counts in it
 			s.log.Linger *= 22
 		}

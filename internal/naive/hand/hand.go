@@ -206,7 +206,7 @@ func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep
 		h.Charges = append(h.Charges, Charge{h.Window, now})
 	}
 	if limit.Rolls && !h.InBuckets {
-		h.Account.Rolls.Note(backend.Slice(now, limit.Window), h.Held)
+		h.Account.Rolls.Note(backend.Bucket(now, limit.Window), h.Held)
 	}
 	return l.Spend(now, who, h.Name(limit), 1)
 }
@@ -226,14 +226,14 @@ func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) err
 func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
 	if h.InBuckets {
 		n := len(h.Charges)
-		return n > 0 && h.Buckets.Unpaid() == 0 && now < backend.BucketEnd(h.Charges[n-1].Window.End+backend.Slices, limit.Window)
+		return n > 0 && h.Buckets.Unpaid() == 0 && now < backend.BucketEnd(h.Charges[n-1].Window.End+backend.Buckets, limit.Window)
 	}
 	if len(h.Charges) == 0 || h.Over(now) || h.Account.Unpaid() > 0 || h.Account.InUse(h.Held) == 0 {
 		return false
 	}
 	w := h.Charges[len(h.Charges)-1].Window
 	if limit.Rolls {
-		return now <= w.End*1000-limit.Window.Microseconds()*backend.Refundable/backend.Slices
+		return now <= w.End*1000-limit.Window.Microseconds()*backend.Refundable/backend.Buckets
 	}
 	return w == h.Window
 }
