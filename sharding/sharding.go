@@ -145,27 +145,6 @@ func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (backend
 	return void, at.named(err)
 }
 
-// SyncRolling implements backend.RollingStore. It calls the store of the key's shard.
-func (s *Store) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	at := s.find(r.Key)
-	reply, err := at.store.SyncRolling(ctx, r)
-	return reply, at.named(err)
-}
-
-// TakeRolling implements backend.RollingStore. It calls the store of the key's shard.
-func (s *Store) TakeRolling(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	at := s.find(r.Key)
-	reply, err := at.store.TakeRolling(ctx, r)
-	return reply, at.named(err)
-}
-
-// SettleRolling implements backend.RollingStore. It calls the store of the key's shard.
-func (s *Store) SettleRolling(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	at := s.find(r.Key)
-	reply, err := at.store.SettleRolling(ctx, r)
-	return reply, at.named(err)
-}
-
 // Inspect implements backend.Inspector. It returns an error if the store of the key's
 // shard is no Inspector.
 func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, error) {

@@ -18,7 +18,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/mailbox"
-	"github.com/go-reservoir/reservoir/internal/rolling"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -42,9 +41,14 @@ type Store struct {
 
 type shard struct {
 	mu    sync.Mutex
-	fixed table[ledger.Counter, *ledger.Counter]
-	rings table[rolling.Ring, *rolling.Ring] // of rolling limits
+	held  map[place]*ledger.Counter
+	sweep int // number of counters at which those that are over are next dropped
 }
+
+// place is where a counter is.
+type place struct{ key, counter string }
+
+const minSweep = 256
 
 var (
 	_ backend.Store     = (*Store)(nil)
@@ -57,8 +61,7 @@ var (
 func New() *Store {
 	s := &Store{start: time.Now(), seed: maphash.MakeSeed()}
 	for i := range s.shard {
-		s.shard[i].fixed.init()
-		s.shard[i].rings.init()
+		s.shard[i].held, s.shard[i].sweep = make(map[place]*ledger.Counter), minSweep
 	}
 	return s
 }
@@ -66,7 +69,7 @@ func New() *Store {
 // Sync implements backend.Store.
 func (s *Store) Sync(ctx context.Context, q backend.Statement) (reply backend.Reply, err error) {
 	var messages []ledger.Message
-	err = s.fixed(ctx, "sync", q.Key, q.Limit, q.Validate(), func(c *ledger.Counter, now int64) { reply, messages = c.Sync(q, now) })
+	err = s.step(ctx, "sync", q.Key, q.Limit, q.Validate(), func(c *ledger.Counter, now int64) { reply, messages = c.Sync(q, now) })
 	s.send(messages, q.Key, q.Limit)
 	return reply, err
 }
@@ -74,48 +77,20 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (reply backend.Re
 // Check implements backend.Store.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state backend.State, err error) {
 	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
-	if l.Rolls {
-		err = s.rolling(ctx, "check", key, l, faulty, func(r *rolling.Ring, now int64) { state = r.Check(l, now) })
-	} else {
-		err = s.fixed(ctx, "check", key, l, faulty, func(c *ledger.Counter, now int64) { state = c.Check(l, now) })
-	}
+	err = s.step(ctx, "check", key, l, faulty, func(c *ledger.Counter, now int64) { state = c.Check(l, now) })
 	return state, err
 }
 
 // Reset implements backend.Store.
 func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
-	faulty, tell := cmp.Or(backend.ValidateKey(key), l.Validate()), true
-	if l.Rolls {
-		err = s.rolling(ctx, "reset", key, l, faulty, func(r *rolling.Ring, now int64) { tell = r.Reset(now) })
-	} else {
-		err = s.fixed(ctx, "reset", key, l, faulty, func(c *ledger.Counter, now int64) {
-			void, _ = c.Reset(l.At(time.UnixMicro(now)).Window.Milliseconds(), now)
-		})
-	}
-	if tell && err == nil {
+	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
+	err = s.step(ctx, "reset", key, l, faulty, func(c *ledger.Counter, now int64) {
+		void, _ = c.Reset(l.At(time.UnixMicro(now)).Window.Milliseconds(), now)
+	})
+	if err == nil {
 		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	}
 	return void, err
-}
-
-// SyncRolling implements backend.RollingStore.
-func (s *Store) SyncRolling(ctx context.Context, q backend.SyncRequest) (reply backend.SyncReply, err error) {
-	var messages []ledger.Message
-	err = s.rolling(ctx, "sync", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply, messages = r.Sync(q, now) })
-	s.send(messages, q.Key, q.Limit)
-	return reply, err
-}
-
-// TakeRolling implements backend.RollingStore.
-func (s *Store) TakeRolling(ctx context.Context, q backend.TakeRequest) (reply backend.TakeReply, err error) {
-	err = s.rolling(ctx, "take", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply = r.Take(q, now) })
-	return reply, err
-}
-
-// SettleRolling implements backend.RollingStore.
-func (s *Store) SettleRolling(ctx context.Context, q backend.SettleRequest) (reply backend.SettleReply, err error) {
-	err = s.rolling(ctx, "settle", q.Key, q.Limit, q.Validate(), func(r *rolling.Ring, now int64) { reply = r.Settle(q, now) })
-	return reply, err
 }
 
 // send delivers messages about a key's counter.
@@ -157,21 +132,14 @@ func (s subscription) Close() { s.close() }
 
 // Inspect implements backend.Inspector. It reads all keys of a shard.
 func (s *Store) Inspect(ctx context.Context, key string) (list []backend.Contents, err error) {
-	add := func(name string, c backend.Contents) {
-		if c.Window != (backend.Window{}) {
-			c.Counter = name
-			list = append(list, c)
-		}
-	}
 	err = s.with(ctx, "inspect", key, backend.ValidateKey(key), func(sh *shard, now int64) {
-		for at, c := range sh.fixed.held {
-			if at.key == key {
-				add(at.counter, c.Contents(now))
+		for at, counter := range sh.held {
+			if at.key != key {
+				continue
 			}
-		}
-		for at, r := range sh.rings.held {
-			if at.key == key {
-				add(at.counter, r.Contents(now))
+			if c := counter.Contents(now); c.Window != (backend.Window{}) {
+				c.Counter = at.counter
+				list = append(list, c)
 			}
 		}
 	})
@@ -179,14 +147,25 @@ func (s *Store) Inspect(ctx context.Context, key string) (list []backend.Content
 	return list, err
 }
 
-// fixed makes a step of one counter of a key.
-func (s *Store) fixed(ctx context.Context, op, key string, l backend.Limit, faulty error, step func(c *ledger.Counter, now int64)) error {
-	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.fixed.step(place{key, l.Counter()}, now, step) })
-}
-
-// rolling makes a step of one ring of a key.
-func (s *Store) rolling(ctx context.Context, op, key string, l backend.Limit, faulty error, step func(r *rolling.Ring, now int64)) error {
-	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) { sh.rings.step(place{key, l.Counter()}, now, step) })
+// step makes a step of one counter of a key. Each time its shard's map has doubled, it drops the counters that are over,
+// which is constant work for each new one and needs no goroutine.
+func (s *Store) step(ctx context.Context, op, key string, l backend.Limit, faulty error, step func(c *ledger.Counter, now int64)) error {
+	return s.with(ctx, op, key, faulty, func(sh *shard, now int64) {
+		at := place{key, l.Counter()}
+		c, held := sh.held[at]
+		if !held {
+			c = new(ledger.Counter)
+		}
+		if step(c, now); held || !c.Kept(now) {
+			return
+		}
+		if len(sh.held) >= sh.sweep {
+			maps.DeleteFunc(sh.held, func(_ place, old *ledger.Counter) bool { return !old.Kept(now) })
+			sh.sweep = max(minSweep, 2*len(sh.held))
+		}
+		at.key = strings.Clone(key) // not to keep what it is a part of
+		sh.held[at] = c
+	})
 }
 
 // with calls step under the lock of the key's shard, unless the request is faulty or ctx is over.
@@ -211,41 +190,4 @@ func (s *Store) now(ctx context.Context) int64 {
 		return t.UnixMicro()
 	}
 	return (s.start.Add(time.Since(s.start)).UnixNano() + 999) / 1000 // rounded up, so that Left is never too long
-}
-
-// place is where a counter is.
-type place struct{ key, counter string }
-
-// table has the counters of one kind of limit.
-type table[T any, P state[T]] struct {
-	held  map[place]P
-	sweep int // number of counters at which those that are over are next dropped
-}
-
-// state is what is kept of a counter.
-type state[T any] interface {
-	*T
-	Kept(now int64) bool
-}
-
-const minSweep = 256
-
-func (t *table[T, P]) init() { t.held, t.sweep = make(map[place]P), minSweep }
-
-// step makes a step of a counter. Each time the map has doubled, it drops the counters that are over,
-// which is constant work for each new one and needs no goroutine.
-func (t *table[T, P]) step(at place, now int64, step func(P, int64)) {
-	c, held := t.held[at]
-	if !held {
-		c = new(T)
-	}
-	if step(c, now); held || !c.Kept(now) {
-		return
-	}
-	if len(t.held) >= t.sweep {
-		maps.DeleteFunc(t.held, func(_ place, old P) bool { return !old.Kept(now) })
-		t.sweep = max(minSweep, 2*len(t.held))
-	}
-	at.key = strings.Clone(at.key) // not to keep what it is a part of
-	t.held[at] = c
 }

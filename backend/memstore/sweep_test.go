@@ -18,7 +18,7 @@ import (
 func (s *Store) held() (n int) {
 	for i := range s.shard {
 		s.shard[i].mu.Lock()
-		n += len(s.shard[i].fixed.held) + len(s.shard[i].rings.held)
+		n += len(s.shard[i].held)
 		s.shard[i].mu.Unlock()
 	}
 	return n
@@ -113,10 +113,6 @@ func TestLooksKeepNothing(t *testing.T) {
 		_, err = s.Sync(t.Context(), backend.Statement{Key: key, Need: 11, Limit: limit})
 		require.NoError(t, err)
 		_, err = s.Sync(t.Context(), backend.Statement{Key: key, Client: "a", Life: 1, Seq: 1, Limit: limit})
-		require.NoError(t, err)
-		_, err = s.SettleRolling(t.Context(), backend.SettleRequest{Key: key, Window: backend.Window{End: 1}, Tokens: 1, Limit: limit.Rolling()})
-		require.NoError(t, err)
-		_, err = s.SyncRolling(t.Context(), backend.SyncRequest{Key: key, Client: "a", Limit: limit.Rolling()})
 		require.NoError(t, err)
 		_, err = s.Inspect(t.Context(), key)
 		require.NoError(t, err)

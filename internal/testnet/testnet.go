@@ -89,12 +89,12 @@ func (n *Network) takes(who int, leg Leg, delay time.Duration) time.Duration {
 
 // Call is one call to the store.
 type Call struct {
-	Op, Key   string             // the calls of rolling limits are a sync too, a take and a settle
-	Want      int64              // tokens that it asks for, or that a take or a settle names
+	Op, Key   string             // "sync", "check", "reset" or "publish"
+	Want      int64              // tokens that it asks for or, without an account, changes
 	At        time.Time          // when it was sent
 	Who       int                // the limiter that made it
 	Until     time.Time          // its deadline, after which the store would not execute it
-	Statement *backend.Statement // of a sync of a fixed limit
+	Statement *backend.Statement // of a sync
 	Reply     any                // a pointer to the store's reply
 	Err       error
 
@@ -359,7 +359,7 @@ func Pass(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Sync implements [backend.Store], as the next five do.
+// Sync implements [backend.Store], as the next two do.
 func (p *port) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	if p.net.Request != nil {
 		p.net.Request(&q)
@@ -367,6 +367,9 @@ func (p *port) Sync(ctx context.Context, q backend.Statement) (backend.Reply, er
 	c := &Call{Op: "sync", Key: q.Key, Want: q.Want, Statement: &q, detached: q.Detached}
 	if q.Client == "" {
 		c.Want = max(q.Need, q.Change)
+		for _, d := range q.Changes {
+			c.Want += d.Tokens
+		}
 	}
 	return send(ctx, p, c, q, backend.Store.Sync)
 }
@@ -381,18 +384,6 @@ func (p *port) Reset(ctx context.Context, key string, l backend.Limit) (backend.
 	return send(ctx, p, &Call{Op: "reset", Key: key}, l, func(s backend.Store, ctx context.Context, l backend.Limit) (backend.Window, error) {
 		return s.Reset(ctx, key, l)
 	})
-}
-
-func (p *port) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	return send(ctx, p, &Call{Op: "sync", Key: r.Key, Want: r.Want, detached: r.Detached}, r, backend.Store.SyncRolling)
-}
-
-func (p *port) TakeRolling(ctx context.Context, r backend.TakeRequest) (backend.TakeReply, error) {
-	return send(ctx, p, &Call{Op: "take", Key: r.Key, Want: r.Tokens, detached: r.Detached}, r, backend.Store.TakeRolling)
-}
-
-func (p *port) SettleRolling(ctx context.Context, r backend.SettleRequest) (backend.SettleReply, error) {
-	return send(ctx, p, &Call{Op: "settle", Key: r.Key, Want: r.Tokens}, r, backend.Store.SettleRolling)
 }
 
 // Listen implements [backend.Listener], if the store does: a message takes as long as a
