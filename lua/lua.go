@@ -27,6 +27,4 @@ var (
 	RollCheck string // joined from parts
 	//go:embed rollreset.lua
 	RollReset string // joined from parts
-	//go:embed rolling.lua
-	Rolling string // all methods, of a rolling limit
 )

@@ -46,10 +46,10 @@
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
--- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the ring),
---         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, grant, clients, tokens idle in other
+-- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),
+--         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, 0, tokens idle in other
 --         clients that may be called, clients that were called, us until enough tokens count no more, if it got too
---         few, and then bucket, tokens for each bucket of the grant }
+--         few, and then bucket, tokens for each bucket of the grant }. After 1 and 4 only the time and off are true
 -- Messages: as in sync, of kind 1
 --
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the
@@ -104,7 +104,7 @@ if field then
   away, fgen, flife, fseq, fasked, did, plus = match(field, '^(~?)(%d+) (%d+) (%d+) (%d+)([ %d.]*)(%+?%d*)$')
   if not away then return redis.error_reply('BADSTATE the ring has a field that is no account') end
   fgen, flife, fseq, fasked = fgen + 0, flife + 0, fseq + 0, fasked + 0
-  if life < flife or life == flife and seq <= fseq then return { 4, now } end  -- it, or a later one, was here
+  if life < flife or life == flife and seq <= fseq then return { 4, raw, 0, 0, 0, off } end  -- it, or a later one, was here
 end
 
 -- turn: turn the ring to the present.
@@ -302,7 +302,7 @@ local name, hend = format('%d', hgen), 0
 KEYS[3] = KEYS[1]
 local wait, all = need, grant
 local function reply()
-  local r = { mute, now, stop, hgen, used, all, limiter ~= '' and clients or 0, mute == 0 and limiter ~= '' and idle - held or 0, mute == 0 and kind == 1 and out or 0, frees }
+  local r = { mute, raw, stop, hgen, used, off, all, limiter ~= '' and clients or 0, 0, mute == 0 and limiter ~= '' and idle - held or 0, mute == 0 and kind == 1 and out or 0, frees }
   for i = 1, #grants do r[#r + 1] = grants[i] end
   return r
 end

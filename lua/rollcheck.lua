@@ -5,7 +5,7 @@
 -- KEYS  1 {k}:60s:roll: see roll
 -- ARGV  1 length  of a window, ms
 --       2 now     Unix us; left out = the server's clock
--- Reply { flags (0), now us (of the ring), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count }
+-- Reply { flags (0), now us (of the server), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off }
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
 local most, limiter, length, now = 9007199254740991, '', ARGV[1] + 0, tonumber(ARGV[2])
@@ -59,4 +59,4 @@ local function total()                                 -- what counts no more, o
 end
 
 total()
-return { 0, now, stop, hgen, used }
+return { 0, raw, stop, hgen, used, off }

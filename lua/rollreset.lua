@@ -6,7 +6,7 @@
 -- ARGV  1 length     of a window, ms
 --       2 not after  Unix us; later than this do nothing; 0 = whenever
 --       3 now        Unix us; left out = the server's clock
--- Reply { flags (1 late, 32 the user may not PUBLISH), now us (of the ring), end ms of what counted (0 = nothing did), its gen, the next gen }
+-- Reply { flags (1 late, 32 the user may not PUBLISH), now us (of the server), end ms of what counted (0 = nothing did), its gen, the next gen }
 -- Message to all, to the channel prefix .. "reservoir:": as of a reset, "4 end gen 0 {k}:60s:roll"
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
@@ -68,4 +68,4 @@ local gen, next = hgen, max(hgen + 1, floor(raw / 1000))
 call('HSET', KEYS[1], 'head', format('%d 0 0 0 0 0 %d %d %d', next, last, off, low))
 call('PEXPIRE', KEYS[1], 2 * length + 1000)
 local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('4 %d %d 0 %s', stop, gen, KEYS[1]))
-return { type(heard) == 'table' and 32 or 0, now, stop, gen, next }
+return { type(heard) == 'table' and 32 or 0, raw, stop, gen, next }

@@ -19,12 +19,12 @@ var ErrNotReplicated = errors.New("charged, but not acknowledged by enough repli
 // WithReplicaAck a failover may lose the most recent charges, so that as many tokens may
 // be admitted again.
 //
-// Sync, TakeRolling and Reset each need a WAIT in the same pipeline, and more round trips of the
+// Sync and Reset each need a WAIT in the same pipeline, and more round trips of the
 // network. Callers do not notice that while their key is restocked ahead of need.
 //
 // If fewer replicas have acknowledged after timeout, the call fails with an error that
 // wraps [ErrNotReplicated], of class backend.Unknown because the server has charged it. The
-// client's next statement takes back the tokens of such a Sync and asks anew. What was charged without an account, or by TakeRolling,
+// client's next statement takes back the tokens of such a Sync and asks anew. What was charged without an account
 // stays charged until the window ends. Such a Reset holds, unless a failover loses it. While too few replicas are up, nobody gets new tokens, so n
 // should be one less than the number of replicas, as in 1 of 2. While a slot of a cluster
 // moves, calls for its keys may be backend.Unavailable, with KeyOnly.

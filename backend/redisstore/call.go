@@ -30,35 +30,35 @@ type script struct {
 	reads           bool               // it writes nothing, so replicas may run it
 	keys            int                // number of its keys
 	fields          int                // number of integers in its reply
-	timed           bool               // its last arguments are always the time after which it does nothing, and now
 	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
 var (
 	syncScript  = newScript("sync", lua.Sync, 3, 11, granted)
 	checkScript = newScript("check", lua.Check, 3, 5, nil)
-	resetScript = newScript("reset", lua.Reset, 3, 5, func([]int64) bool { return true })
+	resetScript = newScript("reset", lua.Reset, 3, 5, voids)
 
-	// The calls of a rolling limit are one script.
-	syncRolling   = newScript("sync", lua.Rolling, 1, rolled+12, func(v []int64) bool { return v[rolled] > 0 || v[rolled+4] > 0 })
-	takeRolling   = newScript("take", lua.Rolling, 1, rolled, func(v []int64) bool { return v[0]&flagAllowed != 0 })
-	checkRolling  = newScript("check", lua.Rolling, 1, rolled, nil)
-	settleRolling = newScript("settle", lua.Rolling, 1, rolled, nil)
-	resetRolling  = newScript("reset", lua.Rolling, 1, rolled, func(v []int64) bool { return v[2] != 0 })
+	// Those of rolling limits, whose one key holds all.
+	rollScript      = newScript("sync", lua.Roll, 1, 12, granted)
+	rollCheckScript = newScript("check", lua.RollCheck, 1, 6, nil)
+	rollResetScript = newScript("reset", lua.RollReset, 1, 5, voids)
 )
 
 func granted(v []int64) bool { return len(v) > 6 && v[6] > 0 }
 
+func voids([]int64) bool { return true }
+
 func newScript(op, source string, keys, fields int, handsOut func([]int64) bool) *script {
 	sum := sha1.Sum([]byte(source))
-	return &script{op, source, hex.EncodeToString(sum[:]), op == "check", keys, fields, source == lua.Rolling, handsOut}
+	return &script{op, source, hex.EncodeToString(sum[:]), op == "check", keys, fields, handsOut}
 }
 
 // replies reports whether a reply of the script may be so long. Sync leaves out zeros after the count, and if it did
-// nothing, all but the time.
+// nothing, all but the time. That of a rolling limit ends with pairs, which say what it grants.
 func (sc *script) replies(v []int64) bool {
 	n := len(v)
-	return n == sc.fields || sc == syncScript && (n >= 5 && n < sc.fields || n == 2 && v[0]&(flagLate|flagAstray|flagVoid) != 0)
+	return n == sc.fields || sc.op == "sync" && (n >= 5 && n < sc.fields || n == 2 && v[0]&(flagLate|flagAstray|flagVoid) != 0) ||
+		sc == rollScript && n > sc.fields && (n-sc.fields)%2 == 0
 }
 
 // command is a command that go-redis sends only once, alone or in a pipeline. By
@@ -120,7 +120,7 @@ func (s *Store) newCall(ctx context.Context, r request) *call {
 	if now, test := storeclock.From(ctx); test {
 		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
 	}
-	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads && (r.script.timed || c.clock != "") {
+	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads && c.clock != "" {
 		c.line = append(c.line, c.clock)
 	}
 	return c
@@ -242,10 +242,6 @@ func (c *call) complete() (heard bool) {
 	return heard
 }
 
-// late reports whether the caller wants the reply even if it comes after the deadline. The
-// limiter gives back what a late take of a rolling limit was charged, because nobody else could.
-func (c *call) late() bool { return c.detached && c.script.op == "take" }
-
 // await sends the call through g and returns when it has the outcome or the context
 // ends. go-redis does not interrupt a read when a context ends.
 func (c *call) await(g *group) ([]int64, error) {
@@ -257,7 +253,7 @@ func (c *call) await(g *group) ([]int64, error) {
 		if c.state.CompareAndSwap(waiting, abandoned) {
 			return nil, unsent{c.ctx.Err()}
 		}
-		if !c.late() && c.state.CompareAndSwap(written, abandoned) {
+		if c.state.CompareAndSwap(written, abandoned) {
 			return nil, c.ctx.Err()
 		}
 		<-c.done

@@ -236,9 +236,9 @@ const connectTime = 2 * time.Second
 // and outlasts those of all callers. When a context ends, go-redis closes the connection,
 // finished or not, and the next caller would have to start over.
 //
-// An inline call ends with its own context, unless its reply is wanted late.
+// An inline call ends with its own context.
 func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].inline && !calls[0].late() {
+	if calls[0].inline {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)

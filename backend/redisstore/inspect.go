@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/rolling"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
@@ -135,15 +134,7 @@ type stored struct {
 // read returns the open window, as lua/check.lua reads it, or the zero Contents.
 func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 	if rolls(c.counter) {
-		r, ok := rolling.Read(c.own.Val())
-		if !ok {
-			return out, badState("ring")
-		}
-		if r.Open(now.UnixMicro()) {
-			out = r.Contents(now.UnixMicro())
-		}
-		out.Counter = c.counter
-		return out, nil
+		return c.readRing(now.UnixMicro())
 	}
 	own := c.own.Val()
 	h := head.FindStringSubmatch(cmp.Or(own["head"], "0 0 0"))
@@ -171,12 +162,37 @@ func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 		return out, nil
 	}
 	out.Idle = number(h[3])
-	out.Clients, err = accounts(own, h[1])
+	out.Clients, err = accounts(own, account, h[1])
 	return out, err
 }
 
-// The texts of the ledger's fields; see lua/sync.lua.
+// readRing reads a rolling limit as lua/rollcheck.lua does.
+func (c *stored) readRing(now int64) (out backend.Contents, err error) {
+	own := c.own.Val()
+	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0 0 0"))
+	length, err := time.ParseDuration(strings.TrimSuffix(c.counter, ":roll"))
+	if h == nil || err != nil || length < backend.MinRolling || length > backend.MaxWindow {
+		return out, badState("ring")
+	}
+	now = max(now+number(h[3]), number(h[2]))
+	low, first := number(h[4]), backend.Bucket(now, length)-backend.Buckets
+	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(h[6])}
+	for i, text := range strings.Fields(h[5]) {
+		if n, bucket := number(text), low+int64(i); n > 0 && bucket >= first {
+			out.Used = min(out.Used+n, backend.MaxTokens)
+			out.Window.End = (backend.BucketEnd(bucket+backend.Buckets, length) + 999) / 1000
+		}
+	}
+	out.Left = microseconds(out.Window.End*1000 - now)
+	out.Clients, err = accounts(own, ringAccount, h[1])
+	return out, err
+}
+
+// The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua.
 var (
+	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){5} (\d{1,16}) (\d{1,16}) (\d{1,16})((?: \d{1,16}){0,31})(?:\+(\d{1,16})[ \d]+)?$`)
+	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[ .\d]*()(?:\+(\d{0,16}))?$`)
+
 	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
 	account = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
 )
@@ -202,8 +218,8 @@ func number(digits string) int64 {
 	return n
 }
 
-// accounts reads the clients' fields of the ledger that are of the window.
-func accounts(own map[string]string, of string) (list []backend.Account, err error) {
+// accounts reads the clients' fields that are of the window, or of the ring's generation.
+func accounts(own map[string]string, account *regexp.Regexp, of string) (list []backend.Account, err error) {
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		if name == "head" {
 			continue

@@ -35,6 +35,8 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -161,46 +163,44 @@ func rejected(op string, err error) error {
 
 // Flags of a script's reply.
 const (
-	flagLate     = 1
-	flagAstray   = 2 // of sync
-	flagVoid     = 4 // of sync
-	flagCarried  = 2 // these are of a rolling limit
-	flagLearning = 4
-	flagAllowed  = 8
-	flagDone     = flagAllowed // of settle
-	flagIdle     = 64          // of take
-	flagCalled   = 128         // of take
-	flagMute     = 32          // the user may not publish
+	flagLate   = 1
+	flagAstray = 2
+	flagVoid   = 4
+	flagMute   = 32 // the user may not publish
 )
 
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	_, tested := storeclock.From(ctx)
-	args := append(make([]any, 0, 18), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
+	r := request{script: syncScript, fault: q.Validate(), key: q.Key, limit: q.Limit, spends: q.Change > 0, detached: q.Detached, ledgerless: q.Client == ""}
+	r.args = append(make([]any, 0, 18), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
 		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, tested))
-	if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
-		args = append(args, q.Want, q.Least, q.Life, q.Seq)
+	if q.Limit.Rolls {
+		r.roll(&q)
+	} else if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
+		r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq)
 		if q.Window.End|q.Change|q.Pace != 0 || period {
-			args = append(args, nameOf(q.Window), q.Mine, q.Change, q.Used, q.Idle)
+			r.args = append(r.args, nameOf(q.Window), q.Mine, q.Change, q.Used, q.Idle)
 			if !q.Exact || period {
-				args = append(args, q.Pace, q.Run)
+				r.args = append(r.args, q.Pace, q.Run)
 			}
 			if period {
-				args = append(args, q.Begin, q.End)
+				r.args = append(r.args, q.Begin, q.End)
 			}
 		}
 	}
-	r := request{script: syncScript, fault: q.Validate(), key: q.Key, limit: q.Limit, args: args, spends: q.Change > 0, detached: q.Detached}
-	r.ledgerless = q.Client == ""
 	v, err := s.do(ctx, r)
-	switch {
-	case err != nil:
+	if err != nil {
 		return backend.Reply{}, err
-	case v[0]&(flagAstray|flagVoid) != 0:
+	}
+	v = append(v, make([]int64, max(rollScript.fields-len(v), 0))...)
+	if q.Limit.Rolls {
+		ahead(v)
+	}
+	if v[0]&(flagAstray|flagVoid) != 0 {
 		return backend.Reply{Now: v[1], Astray: v[0]&flagAstray != 0, Void: v[0]&flagVoid != 0}, nil
 	}
-	v = append(v, make([]int64, syncScript.fields-len(v))...)
-	return backend.Reply{
+	out := backend.Reply{
 		State:   state(v, q.Limit),
 		Now:     v[1],
 		Used:    v[4],
@@ -210,40 +210,56 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 		Lasted:  time.Duration(v[8]) * time.Millisecond,
 		Idle:    v[9],
 		Called:  v[10],
-	}, nil
+	}
+	out.Frees = microseconds(v[11])
+	for grant := range slices.Chunk(v[rollScript.fields:], 2) {
+		out.Grants = append(out.Grants, backend.Change{Bucket: grant[0], Tokens: grant[1]})
+	}
+	return out, nil
 }
+
+// roll makes r a statement of a rolling limit.
+func (r *request) roll(q *backend.Statement) {
+	r.script, r.ledgerless = rollScript, false
+	var changes []byte
+	for i, c := range q.Changes {
+		r.spends = r.spends || c.Tokens > 0
+		if i > 0 {
+			changes = append(changes, ' ')
+		}
+		changes = strconv.AppendInt(append(strconv.AppendInt(changes, c.Bucket, 10), ' '), c.Tokens, 10)
+	}
+	r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, q.Within.Microseconds(), changes)
+}
+
+// ahead puts the time of a rolling limit in place of the server's, which may have stepped back.
+func ahead(v []int64) { v[1], v[5] = v[1]+v[5], 0 }
 
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any, or with EVALSHA if a server
 // or a proxy refuses that.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
+	r := request{script: checkScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, limit: l}
 	if l.Rolls {
-		q := rollingCall(checkRolling, key, l, 0)
-		q.fault = fault
-		v, err := s.do(ctx, q)
-		if err != nil {
-			return backend.State{}, err
-		}
-		return rollingState(v), nil
+		r.script, r.args = rollCheckScript, []any{l.Window.Milliseconds()}
 	}
-	v, err := s.do(ctx, request{script: checkScript, fault: fault, key: key, limit: l})
+	v, err := s.do(ctx, r)
 	if err != nil {
 		return backend.State{}, err
+	}
+	if l.Rolls {
+		ahead(v)
 	}
 	return state(v, l), nil
 }
 
 // Reset implements backend.Store with one EVALSHA, to the primary.
 func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
-	fault := cmp.Or(backend.ValidateKey(key), l.Validate())
-	if l.Rolls {
-		q := rollingCall(resetRolling, key, l)
-		q.fault = fault
-		_, err := s.do(ctx, q)
-		return backend.Window{}, err
-	}
 	length := l.At(time.Now()).Window.Milliseconds()
-	v, err := s.do(ctx, request{script: resetScript, fault: fault, key: key, limit: l, args: []any{length}})
+	r := request{script: resetScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, limit: l, args: []any{length}}
+	if l.Rolls {
+		r.script = rollResetScript
+	}
+	v, err := s.do(ctx, r)
 	if v == nil {
 		return backend.Window{}, err
 	}
@@ -274,7 +290,7 @@ func bits(all ...bool) (sum int) {
 	return sum
 }
 
-// state reads the first fields of a reply about fixed windows.
+// state reads the first fields of a reply.
 func state(v []int64, l backend.Limit) backend.State {
 	out := backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(l.Tokens-v[4], 0)}
 	if v[2] != 0 {

@@ -76,9 +76,9 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 	fixed := backend.Limit{Tokens: 10, Window: 10 * time.Second}
 	rolls := fixed.Rolling()
 	seq := int64(0)
-	state := func(client string, q backend.Statement) func() error {
+	state := func(l backend.Limit, client string, q backend.Statement) func() error {
 		return func() error {
-			if q.Key, q.Limit = key, fixed; client != "" {
+			if q.Key, q.Limit = key, l; client != "" {
 				seq++
 				q.Client, q.Life, q.Seq = client, 1, seq
 			}
@@ -93,15 +93,12 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		func() error { // also because a script's text is otherwise sent only after a restart
 			return s.reading("verify", server.Eval(ctx, rarely, []string{tagOf(s.prefix, key) + ":"}).Err())
 		},
-		state("a.1", backend.Statement{Want: 9, Need: 1}), state("b.1", backend.Statement{Want: 10, Need: 10}), // it calls idle tokens back
-		state("", backend.Statement{Need: 1}),
-		state("a.1", backend.Statement{}), // it gives back
+		state(fixed, "a.1", backend.Statement{Want: 9, Need: 1}), state(fixed, "b.1", backend.Statement{Want: 10, Need: 10}), // it calls idle tokens back
+		state(fixed, "", backend.Statement{Need: 1}),
+		state(fixed, "a.1", backend.Statement{}), // it gives back
 		check(key, fixed),
 		func() error { _, err := s.Reset(ctx, key, fixed); return err },
-		func() error {
-			_, err := s.SyncRolling(ctx, backend.SyncRequest{Key: key, Client: "a.1", Limit: rolls, Want: 1, Need: 1})
-			return err
-		},
+		state(rolls, "a.1", backend.Statement{Want: 1, Need: 1}),
 		check(key, rolls),
 		func() error { return s.hears(ctx, server, key) },
 	}

@@ -32,16 +32,16 @@ func (s *script) roll(t *testing.T, q backend.Statement, now int64) backend.Repl
 	v, err := s.statement.Run(context.Background(), s, s.keys, q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Want, q.Least,
 		q.Life, q.Seq, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, q.Within.Microseconds(), strings.Join(changes, " "), 0, now).Int64Slice()
 	require.NoError(t, err)
-	r := backend.Reply{Now: v[1], Void: v[0]&4 != 0}
+	r := backend.Reply{Now: v[1] + v[5], Void: v[0]&4 != 0}
 	if r.Void {
 		return r
 	}
-	r.State = backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(q.Limit.Tokens-v[4], 0), Frees: time.Duration(v[9]) * time.Microsecond}
+	r.State = backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(q.Limit.Tokens-v[4], 0), Frees: time.Duration(v[11]) * time.Microsecond}
 	if v[2] != 0 {
-		r.Left = time.Duration(v[2]*1000-v[1]) * time.Microsecond
+		r.Left = time.Duration(v[2]*1000-r.Now) * time.Microsecond
 	}
-	r.Used, r.Grant, r.Clients, r.Idle, r.Called = v[4], v[5], v[6], v[7], v[8]
-	for g := range slices.Chunk(v[10:], 2) {
+	r.Used, r.Grant, r.Clients, r.Idle, r.Called = v[4], v[6], v[7], v[9], v[10]
+	for g := range slices.Chunk(v[12:], 2) {
 		r.Grants = append(r.Grants, backend.Change{Bucket: g[0], Tokens: g[1]})
 	}
 	return r
@@ -122,7 +122,7 @@ func TestRollScript(t *testing.T) {
 				v, err := s.void.Run(ctx, s, s.keys, length, 0, now).Int64Slice()
 				require.NoError(t, err)
 				void, next := c.Reset(length, now)
-				require.Equal(t, []int64{0, c.time(now), void.End, void.Gen, next.Gen}, v)
+				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s:roll", void.End, void.Gen), (<-messages).Payload)
 				gens = next.Gen
 			}
@@ -180,7 +180,8 @@ func TestRollScript(t *testing.T) {
 			v, err := check.RunRO(ctx, s, s.keys, length, now+length).Int64Slice()
 			require.NoError(t, err)
 			state := c.Check(q.Limit, now+length)
-			require.Equal(t, []int64{0, c.time(now + length), state.Window.End, state.Window.Gen}, v[:4])
+			require.Equal(t, []int64{0, now + length, state.Window.End, state.Window.Gen}, v[:4])
+			require.Equal(t, c.time(now+length), v[1]+v[5])
 			require.Equal(t, state.Remaining, max(limit-v[4], 0))
 			if c.ring != nil {
 				require.Equal(t, c.rollText(), s.HGetAll(ctx, s.keys[0]).Val(), "%+v at %d", q, now)

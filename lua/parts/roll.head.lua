@@ -44,10 +44,10 @@
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
--- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the ring),
---         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, grant, clients, tokens idle in other
+-- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),
+--         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, 0, tokens idle in other
 --         clients that may be called, clients that were called, us until enough tokens count no more, if it got too
---         few, and then bucket, tokens for each bucket of the grant }
+--         few, and then bucket, tokens for each bucket of the grant }. After 1 and 4 only the time and off are true
 -- Messages: as in sync, of kind 1
 --
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the

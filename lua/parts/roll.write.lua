@@ -69,7 +69,7 @@ local name, hend = format('%d', hgen), 0
 KEYS[3] = KEYS[1]
 local wait, all = need, grant
 local function reply()
-  local r = { mute, now, stop, hgen, used, all, limiter ~= '' and clients or 0, mute == 0 and limiter ~= '' and idle - held or 0, mute == 0 and kind == 1 and out or 0, frees }
+  local r = { mute, raw, stop, hgen, used, off, all, limiter ~= '' and clients or 0, 0, mute == 0 and limiter ~= '' and idle - held or 0, mute == 0 and kind == 1 and out or 0, frees }
   for i = 1, #grants do r[#r + 1] = grants[i] end
   return r
 end
