@@ -1,5 +1,5 @@
 // Package naive judges a limit by its laws alone. It is a list of tokens: who was admitted them, in which window, and when
-// they were spent. It keeps no totals, and knows nothing of statements, ledgers, accounts or slices, so it can judge any
+// they were spent. It keeps no totals, and knows nothing of statements, ledgers, accounts or buckets, so it can judge any
 // protocol that moves tokens. It is slow, and for tests.
 package naive
 

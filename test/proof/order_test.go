@@ -217,7 +217,7 @@ func (c *crowd) client(who, each int, rnd *randv2.Rand) {
 			c.saw("overrun", true)
 		}
 		want := rnd.Int64N(c.limit.Tokens/[]int64{1, 4, 4}[rnd.IntN(3)] + 2)
-		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), want, now).Fixed}
+		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), want, now)}
 		q.sync.Need, q.sync.Exact, q.sync.Deaf = rnd.Int64N(want+1), rnd.IntN(3) == 0, false
 		if r := c.send(q, c.fate(rnd)); !r.unknown {
 			c.apply(who, key, h, q, r.sync)
@@ -228,7 +228,7 @@ func (c *crowd) client(who, each int, rnd *randv2.Rand) {
 // apply applies a reply to h, and compares the account with what has happened.
 func (c *crowd) apply(who int, key string, h *holder, q request, r backend.Reply) {
 	c.judge(key, func(l *naive.Log) error {
-		return h.Apply(c.limit, l, who, hand.Call{Q: hand.Statement{Fixed: &q.sync}, R: hand.Reply{Fixed: &r}, Sent: q.now}, q.now)
+		return h.Apply(c.limit, l, who, hand.Call{Q: &q.sync, R: &r, Sent: q.now}, q.now)
 	})
 	m := h.Moved
 	h.paid += m.Taken - r.Grant
@@ -244,7 +244,7 @@ func (c *crowd) apply(who int, key string, h *holder, q request, r backend.Reply
 // settle makes h's last statement, on a good network. Then nothing is outstanding.
 func (c *crowd) settle(who int, key string, h *holder) {
 	now := base + c.clock.Load()
-	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), 0, now).Fixed}
+	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), 0, now)}
 	q.sync.Exact, q.sync.Deaf = false, false
 	c.apply(who, key, h, q, c.send(q, "").sync)
 	c.that(!h.Account.Outstanding(), "%+v is outstanding", h)

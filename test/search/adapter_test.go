@@ -3,7 +3,6 @@ package search
 import (
 	"reflect"
 	"slices"
-	"time"
 	"unsafe"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -11,28 +10,21 @@ import (
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
-	"github.com/go-reservoir/reservoir/internal/rolling"
 )
 
 // This file has all that the search knows of the protocol. The rest moves statements and replies about, and tells the
 // naive model what comes of it.
-
-type (
-	statement = hand.Statement
-	reply     = hand.Reply
-)
 
 // base is the time from which a search counts, us.
 const base = int64(1_000_000_000_000)
 
 // A store is one key of a store: the rules that are judged.
 type store struct {
-	fixed ledger.Counter
-	ring  rolling.Ring
-	order int64 // of statements that arrived; see noOrder
+	counter ledger.Counter
+	order   int64 // of statements that arrived; see noOrder
 }
 
-func (s *store) clone() store { return store{s.fixed.Clone(), s.ring.Clone(), s.order} }
+func (s *store) clone() store { return store{s.counter.Clone(), s.order} }
 
 var (
 	accountShape = shapeOf(reflect.TypeFor[account.Account]())
@@ -71,23 +63,17 @@ const (
 	noSum        fault = "a head without the sum of the accounts"
 	noClaims     fault = "an account cannot claim what is charged to nobody known"
 	ahead        fault = "a period that has not begun"
-
-	// Of totals:
-	doubledRecovery fault = "a doubled recovery"
 )
 
 // us is the length of the limit's window.
 func (c *scope) us() int64 { return c.limit.Window.Microseconds() }
 
 // sync carries out a statement.
-func (s *store) sync(c *scope, q statement, now int64) reply {
-	if c.buckets {
-		return reply{Fixed: s.syncBuckets(c, *q.Fixed, now)}
-	}
+func (s *store) sync(c *scope, q *backend.Statement, now int64) *backend.Reply {
 	if c.limit.Rolls {
-		return reply{Rolling: s.syncRolling(c, q.Rolling, now)}
+		return s.syncRolling(c, *q, now)
 	}
-	was, sent := s.fixed.Contents(now), *q.Fixed
+	was, sent := s.counter.Contents(now), *q
 	at := slices.IndexFunc(was.Clients, func(a backend.Account) bool { return a.Client == sent.Client })
 	claimable := s.claimable(was.Used)
 	switch soon := now + 4000; {
@@ -97,13 +83,13 @@ func (s *store) sync(c *scope, q statement, now int64) reply {
 		s.order++
 		sent.Life, sent.Seq = 1, s.order
 	case c.fault == noSum:
-		if sum := inside(reflect.ValueOf(&s.fixed).Elem(), "head", "sum"); sum != nil {
+		if sum := inside(reflect.ValueOf(&s.counter).Elem(), "head", "sum"); sum != nil {
 			*sum = 0
 		}
 	case c.fault == ahead && sent.Begin*1000 <= now && now < sent.End*1000:
 		sent.Begin, sent.End = now/1000, 2*sent.End-sent.Begin
 	}
-	r, _ := s.fixed.Sync(sent, now)
+	r, _ := s.counter.Sync(sent, now)
 	same, mine := r.Window == sent.Window && !r.Void, sent.Mine
 	switch back := -sent.Change; {
 	case c.fault == lostCharged && at >= 0 && r.Window == was.Window && !r.Void:
@@ -119,14 +105,14 @@ func (s *store) sync(c *scope, q statement, now int64) reply {
 	case c.fault == lateClaim && same && at < 0 && back > 0:
 		s.charge(min(claimable, mine) - min(claimable, max(mine-back, 0)))
 	}
-	return reply{Fixed: &r}
+	return &r
 }
 
-// syncBuckets carries out a statement of a rolling limit by buckets.
-func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.Reply {
+// syncRolling carries out a statement of a rolling limit.
+func (s *store) syncRolling(c *scope, q backend.Statement, now int64) *backend.Reply {
 	switch c.fault {
 	case early: // by a bucket, of which the client is not told
-		r, _ := s.fixed.Sync(q, now+c.us()/backend.Buckets)
+		r, _ := s.counter.Sync(q, now+c.us()/backend.Buckets)
 		r.Now = now
 		return &r
 	case noOrder:
@@ -144,36 +130,9 @@ func (s *store) syncBuckets(c *scope, q backend.Statement, now int64) *backend.R
 			q.Changes = append(slices.Clip(q.Changes), backend.Change{Bucket: d.Bucket, Tokens: min(d.Tokens, 0)})
 		}
 	}
-	r, _ := s.fixed.Sync(q, now)
+	r, _ := s.counter.Sync(q, now)
 	return &r
 }
-
-func (s *store) syncRolling(c *scope, q *backend.SyncRequest, now int64) *backend.SyncReply {
-	before := s.returned(q.Client)
-	if c.fault == early { // by a slice
-		now += c.us() / backend.Buckets
-	}
-	r, _ := s.ring.Sync(*q, now)
-	settle := func(n int64) {
-		s.ring.Settle(backend.SettleRequest{Key: "k", Limit: c.limit, Window: r.Window, Tokens: n}, now)
-	}
-	switch back := r.Returned - before; {
-	case c.fault == doubledRecovery:
-		r.Grant += r.Recovered
-	case c.fault == lostCharged && r.Recovered > 0:
-		settle(r.Recovered)
-	case c.fault == notReasserted && r.Reasserted > 0:
-		settle(-r.Reasserted)
-	case c.fault == returnedTwice && q.Window == r.Window && back > 0:
-		settle(-back)
-	case c.fault == wrongWindow && q.Window != r.Window && q.Returned > 0:
-		settle(-q.Returned)
-	}
-	return &r
-}
-
-// wrong reports whether a late copy of q is known to do harm; see TestKnown.
-func (c *scope) wrong(q statement) bool { return q.Rolling != nil && q.Rolling.Account == 0 }
 
 // inside returns an int64 field of a struct of another package, for faults; nil = a pointer on the way is nil.
 func inside(v reflect.Value, names ...string) *int64 {
@@ -190,7 +149,7 @@ func inside(v reflect.Value, names ...string) *int64 {
 
 // charge charges n more tokens in the open window, or fewer.
 func (s *store) charge(n int64) {
-	v := reflect.ValueOf(&s.fixed).Elem()
+	v := reflect.ValueOf(&s.counter).Elem()
 	*inside(v, "count") += n
 	if sum := inside(v, "head", "sum"); sum != nil {
 		*sum += min(n, 0)
@@ -199,25 +158,17 @@ func (s *store) charge(n int64) {
 
 // claimable is how many tokens an account that the ledger lacks may claim, if used are charged.
 func (s *store) claimable(used int64) int64 {
-	if n := inside(reflect.ValueOf(&s.fixed).Elem(), "head", "claimable"); n != nil {
+	if n := inside(reflect.ValueOf(&s.counter).Elem(), "head", "claimable"); n != nil {
 		return *n
 	}
 	return used
-}
-
-// returned is how many tokens the ledger of a rolling limit has as returned by a client.
-func (s *store) returned(client string) int64 {
-	if a := reflect.ValueOf(&s.ring).Elem().FieldByName("own").MapIndex(reflect.ValueOf(client)); a.IsValid() {
-		return a.FieldByName("returned").Int()
-	}
-	return 0
 }
 
 // direct makes a statement without a client, which charges n tokens, and returns the window; none if it is refused.
 func (s *store) direct(c *scope, n, now int64) backend.Window {
 	q := backend.Statement{Key: "k", Limit: c.limit, Need: n}
 	q.Begin, q.End = hand.Period(c.limit, now)
-	r, _ := s.fixed.Sync(q, now)
+	r, _ := s.counter.Sync(q, now)
 	if r.Grant == 0 {
 		return backend.Window{}
 	}
@@ -228,20 +179,16 @@ func (s *store) direct(c *scope, n, now int64) backend.Window {
 func (s *store) overrun(c *scope, w backend.Window, n, now int64) {
 	q := backend.Statement{Key: "k", Limit: c.limit, Window: w, Change: n}
 	if c.limit.Rolls {
-		q.Change, q.Changes = 0, []backend.Change{{Tokens: n}}
+		q.Window.End, q.Change, q.Changes = 0, 0, []backend.Change{{Tokens: n}}
 	}
 	q.Begin, q.End = hand.Period(c.limit, now)
-	s.fixed.Sync(q, now)
+	s.counter.Sync(q, now)
 }
 
 func (s *store) reset(c *scope, now int64) {
-	if c.limit.Rolls && !c.buckets {
-		s.ring.Reset(now)
-		return
-	}
-	gen, _ := s.fixed.Reset(c.limit.Window.Milliseconds(), now)
+	gen, _ := s.counter.Reset(c.limit.Window.Milliseconds(), now)
 	if c.fault == noGeneration {
-		*inside(reflect.ValueOf(&s.fixed).Elem(), "head", "Gen") = gen.Gen
+		*inside(reflect.ValueOf(&s.counter).Elem(), "head", "Gen") = gen.Gen
 	}
 }
 
@@ -249,11 +196,11 @@ func (s *store) reset(c *scope, now int64) {
 func (s *store) lose(what kind) {
 	switch what {
 	case loseLedger:
-		s.fixed.LoseLedger()
+		s.counter.LoseLedger()
 	case loseCount:
-		s.fixed.LoseCount()
+		s.counter.LoseCount()
 	case loseEnd:
-		s.fixed.LoseEnd()
+		s.counter.LoseEnd()
 	default:
 		*s = store{order: s.order}
 	}
@@ -274,27 +221,18 @@ func (c *scope) costs(s *state, what kind) bool {
 
 // free is how many tokens the store could grant, and of which window.
 func (s *store) free(c *scope, now, resets int64) (int64, naive.Window) {
-	if c.buckets {
-		return s.fixed.Check(c.limit, now).Remaining, naive.Window{Generation: resets}
-	}
-	if c.limit.Rolls {
-		return s.ring.Check(c.limit, now).Remaining, naive.Window{Generation: resets}
-	}
-	state := s.fixed.Check(c.limit, now)
-	return state.Remaining, hand.Name(c.limit, state.Window, 0)
+	state := s.counter.Check(c.limit, now)
+	return state.Remaining, hand.Name(c.limit, state.Window, resets)
 }
 
 // refund refunds the last token spent.
 func (c *scope) refund(h *hand.Hand, l *naive.Log, who int) error {
-	switch last := &h.Charges[len(h.Charges)-1]; {
-	case c.fault == refundedTwice && c.limit.Rolls:
-		h.Account.Refund(1)
-		h.Account.Rolls.GiveBack(1, last.Window)
-	case c.fault == refundedTwice:
+	if c.fault == refundedTwice && c.limit.Rolls {
+		stock, _ := h.Buckets.Refund(1, h.Charges[len(h.Charges)-1].Window.End, h.Of, h.Held)
+		h.Held += stock
+	} else if c.fault == refundedTwice {
 		h.Account.Refund(1)
 		h.Held++
-	case c.fault == wrongWindow:
-		last.Window.End = h.Window.End + c.us()/1000
 	}
 	return h.Refund(c.limit, l, who)
 }
@@ -309,36 +247,12 @@ func (c *scope) begin(h *hand.Hand) {
 }
 
 // last reports whether q is the hand's last statement.
-func (c *scope) last(h *hand.Hand, q statement) bool {
+func (c *scope) last(h *hand.Hand, q *backend.Statement) bool {
 	if c.fault == anyReply {
-		h.Life, h.Seq = q.Fixed.Life, q.Fixed.Seq
+		h.Life, h.Seq = q.Life, q.Seq
 	}
-	return h.Life == q.Fixed.Life && h.Seq == q.Fixed.Seq
+	return h.Life == q.Life && h.Seq == q.Seq
 }
 
-// void reports whether r says that nothing was done.
-func void(r reply) bool { return r.Fixed != nil && (r.Fixed.Void || r.Fixed.Astray) }
-
-// granted is how many tokens r brings.
-func granted(r reply) int64 {
-	if r.Fixed != nil {
-		return r.Fixed.Grant
-	}
-	return r.Rolling.Grant
-}
-
-// windowOf is the window that r names.
-func windowOf(r reply) backend.Window {
-	if r.Fixed != nil {
-		return r.Fixed.Window
-	}
-	return r.Rolling.Window
-}
-
-// lease is how long the tokens of a statement may be spent at most.
-func (c *scope) lease() int64 {
-	if c.buckets {
-		return c.us() / backend.Buckets * 11
-	}
-	return time.Duration(c.limit.Window * backend.Refundable / backend.Buckets).Microseconds()
-}
+// lease is how long the tokens of a statement of a rolling limit may be spent at most.
+func (c *scope) lease() int64 { return c.us() / backend.Buckets * (backend.Ahead + 1) }

@@ -57,7 +57,7 @@ func (c *scope) compare(s *state) error {
 	now, resets := c.now(s), int64(len(s.log.Resets))
 	free, w := s.store.free(c, now, resets)
 	least, most := s.log.Free(now, w)
-	if c.buckets && len(s.log.Losses) > 0 { // what a ring has lost is not charged again: each loss may cost a limit
+	if c.limit.Rolls && len(s.log.Losses) > 0 { // what a ring has lost is not charged again: each loss may cost a limit
 		return nil
 	}
 	if len(s.log.Losses) > 0 { // what is held was asserted again, but maybe after the store had granted it to others

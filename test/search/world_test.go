@@ -22,10 +22,7 @@ type scope struct {
 	most   budget
 	losing []kind // how the store loses data; nil = in each way
 
-	buckets bool // the limit is a rolling one by buckets
-
 	fault fault
-	known bool // what is known to be wrong may happen, too
 	plain bool // all orders are looked at, also those of replies that commute
 
 	seed  uint64          // of the order in which deep looks
@@ -38,7 +35,7 @@ type budget struct {
 	lost, repeats, kills, resets, returns, refunds, debts int8
 	losses                                                int8 // of the store, of any kind
 
-	leaves, directs int8 // of fixed limits: lives that end, and statements without a client
+	leaves, directs int8 // lives that end, and statements without a client
 }
 
 const (
@@ -70,8 +67,8 @@ type state struct {
 type client struct {
 	hand.Hand
 	call  *call
-	stale *call       // whose reply comes late: it was given up
-	late  []statement // which nobody waits for, and which may still arrive
+	stale *call                // whose reply comes late: it was given up
+	late  []*backend.Statement // which nobody waits for, and which may still arrive
 	sends int64
 	lost  int8 // after how many more replies the client knows again all that it was granted
 	dead  bool
@@ -79,10 +76,10 @@ type client struct {
 
 // A call is a statement whose client waits for the reply.
 type call struct {
-	q      statement
+	q      *backend.Statement
 	sent   int64 // us
 	done   bool
-	r      reply
+	r      *backend.Reply
 	resets int64 // before it was done
 }
 
@@ -118,9 +115,6 @@ const (
 	kinds
 )
 
-// ofFixed are the kinds that happen to fixed limits only.
-var ofFixed = []kind{delayReply, hearLate, leave, direct, directLost, overrun, loseLedger, loseCount, loseEnd}
-
 var kindNames = [kinds]string{
 	"asks for", "statement arrives", "statement arrives, and will again", "statement is lost", "statement is late, and given up", "hears",
 	"reply is lost", "reply is late, and given up", "hears a late reply", "late statement arrives", "spends", "gives back", "refunds",
@@ -139,24 +133,15 @@ type action struct {
 func (c *scope) start() *state {
 	s := &state{left: c.most, log: naive.Log{Limit: c.limit.Tokens}}
 	if c.limit.Rolls {
-		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Buckets
-		if c.buckets { // a bucket is at most 10 later than its grant, and after a refund another token may be the one that counts in it
-			s.log.Linger *= 22
-		}
-		if c.most.lost+c.most.repeats > 0 && !c.known && !c.buckets { // the next statement no longer knows when tokens were spent; see TestKnown
-			s.log.Linger += c.lease()
-		}
+		// A bucket is at most 10 later than its grant, and after a refund another token may be the one that counts in it.
+		s.log.Rolls, s.log.Linger = c.us(), c.us()/backend.Buckets*22
 	}
 	c.hashStore(s)
 	for i := range c.clients {
-		s.clients[i].InBuckets = c.buckets
 		c.hashClient(s, i)
 	}
 	return s
 }
-
-// oldRolling reports whether the limit is a rolling one without buckets.
-func (c *scope) oldRolling() bool { return c.limit.Rolls && !c.buckets }
 
 func (c *scope) now(s *state) int64 { return base + c.instants[s.instant].Microseconds() + s.later }
 
@@ -181,7 +166,7 @@ func (c *scope) actions(s *state, to []action) []action {
 			for _, n := range c.wants {
 				may(p.sends < int64(c.sends) && (n > 0 || p.Window.End != 0 || p.lost > 0), send, i, n)
 			}
-		} else if late := s.left.repeats > 0 && (c.known || !c.wrong(p.call.q)); !p.call.done {
+		} else if late := s.left.repeats > 0; !p.call.done {
 			may(true, arrive, i, 0)
 			may(late, arriveTwice, i, 0)
 			may(late, delay, i, 0)
@@ -189,7 +174,7 @@ func (c *scope) actions(s *state, to []action) []action {
 		} else {
 			may(true, deliver, i, 0)
 			may(s.left.lost > 0, loseReply, i, 0)
-			may(s.left.repeats > 0 && p.stale == nil && !c.oldRolling(), delayReply, i, 0)
+			may(s.left.repeats > 0 && p.stale == nil, delayReply, i, 0)
 		}
 		may(s.left.kills > 0 && p.sends > 0 && p.Unpaid() == 0, kill, i, 0)
 		waits := len(to)
@@ -197,7 +182,7 @@ func (c *scope) actions(s *state, to []action) []action {
 		may(p.Held > 0 && !p.Over(now) && s.left.returns > 0, giveBack, i, 1)
 		may(p.Held > 1 && !p.Over(now) && s.left.returns > 0, giveBack, i, p.Held)
 		may(s.left.refunds > 0 && p.Refundable(c.limit, now), refund, i, 0)
-		may(s.left.debts > 0 && p.MayDeclare(c.limit, now), declare, i, 0)
+		may(s.left.debts > 0 && p.MayDeclare(now), declare, i, 0)
 		if p.call != nil && p.call.done && waits == len(to) && p.Held == 0 && !c.plain {
 			return append(to[:0], to[mark:]...)
 		}
@@ -293,10 +278,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		q := p.late[a.n]
 		p.late = slices.Concat(p.late[:a.n], p.late[a.n+1:])
 		s.sync(c, q, now)
-		if p.lost = 1; p.call != nil && c.oldRolling() {
-			p.lost = 2
-		}
-		if p.dead {
+		if p.lost = 1; p.dead {
 			l.List = slices.Clone(l.List)
 			return c.gone(s, who, now, c.limit.Tokens)
 		}
@@ -344,7 +326,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		l.Resets = append(slices.Clip(l.Resets), now)
 		s.store.reset(c, now)
 		s.later += 1000
-		if c.buckets { // the model knows what was taken by how many Resets came before
+		if c.limit.Rolls { // the model knows what was taken by how many Resets came before
 			s.taken = backend.Window{}
 		}
 	case lose, loseLedger, loseCount, loseEnd:
@@ -359,10 +341,10 @@ func (c *scope) do(s *state, a action) (err error) {
 }
 
 // sync lets a statement arrive.
-func (s *state) sync(c *scope, q statement, now int64) reply {
+func (s *state) sync(c *scope, q *backend.Statement, now int64) *backend.Reply {
 	r := s.store.sync(c, q, now)
 	if len(s.log.Losses) > 0 {
-		s.granted += granted(r)
+		s.granted += r.Grant
 	}
 	return r
 }
@@ -370,7 +352,7 @@ func (s *state) sync(c *scope, q statement, now int64) reply {
 // hear gives a client the reply to its last statement.
 func (c *scope) hear(s *state, who int, o *call, now int64) error {
 	p, l := &s.clients[who], &s.log
-	if p.lost = max(p.lost-1, 0); void(o.r) {
+	if p.lost = max(p.lost-1, 0); o.r.Void || o.r.Astray {
 		p.lost = 1
 	}
 	sent := o.sent
@@ -393,11 +375,11 @@ func (c *scope) kill(s *state, who int, now int64) error {
 	}
 	stake, late := p.Unconfirmed(), p.late
 	if o := p.call; o != nil && o.done {
-		stake += granted(o.r)
+		stake += o.r.Grant
 	} else if o != nil {
 		stake, late = c.limit.Tokens, append(slices.Clip(late), o.q)
 	}
-	if p.lost > 0 || !c.oldRolling() && s.left.debts < c.most.debts { // nobody knows what its last statement has done
+	if p.lost > 0 || s.left.debts < c.most.debts { // nobody knows what its last statement has done
 		stake = c.limit.Tokens
 	}
 	*p = client{dead: true, late: late}
@@ -450,7 +432,7 @@ func (c *scope) text(s *state, a action) string {
 		if a.kind == hearLate {
 			o = p.stale
 		}
-		text += fmt.Sprintf(": %d granted, window %v", granted(o.r), windowOf(o.r))
+		text += fmt.Sprintf(": %d granted, window %v", o.r.Grant, o.r.Window)
 	}
 	return text
 }

@@ -16,43 +16,29 @@ import (
 // A Hand is a client's side of a key: its account, and its lease. The limit of all its calls is the same. In what it tells the
 // model, its client is the owner who.
 type Hand struct {
-	Account    account.Account
-	Life       int64 // of the account; 0 = it has made no statement
-	Seq        int64 // of the last statement in that life
-	Window     backend.Window
-	Deadline   int64 // until when tokens are spent
+	Account    account.Account // of a fixed limit
+	Buckets    account.Buckets // of a rolling limit
+	Life       int64           // of the account; 0 = it has made no statement
+	Seq        int64           // of the last statement in that life
+	Window     backend.Window  // of a rolling limit: its generation, and an End at which nothing that it was granted counts any more
+	Deadline   int64           // until when tokens are spent
 	Held       int64
+	Of         int64 // of a rolling limit: the bucket of the lease; 0 = none
 	Generation int64 // of a rolling limit: how many Resets there had been when its account began
 	Charges    []Charge
 	Moved      account.Moved // by the last reply
-
-	InBuckets bool // the limit is a rolling one, and the account is Buckets
-	Buckets   account.Buckets
-	Of        int64 // the bucket of the lease; 0 = none
 }
 
-// A Charge is a token that was spent, and may be refunded.
+// A Charge is a token that was spent, and may be refunded. Of a rolling limit, Window has the lease's bucket as its End.
 type Charge struct {
 	Window backend.Window
 	At     int64
 }
 
-// A Statement is of a fixed limit or of a rolling one.
-type Statement struct {
-	Fixed   *backend.Statement
-	Rolling *backend.SyncRequest
-}
-
-// A Reply answers the Statement of its kind.
-type Reply struct {
-	Fixed   *backend.Reply
-	Rolling *backend.SyncReply
-}
-
 // A Call is a statement that was answered.
 type Call struct {
-	Q      Statement
-	R      Reply
+	Q      *backend.Statement
+	R      *backend.Reply
 	Sent   int64
 	Resets int64 // that the store had made when it answered
 }
@@ -84,59 +70,39 @@ func (h *Hand) Name(limit backend.Limit) naive.Window { return Name(limit, h.Win
 // Over reports whether the tokens count no more.
 func (h *Hand) Over(now int64) bool { return h.Window.End != 0 && now >= h.Window.End*1000 }
 
-// Until is when tokens of the window may be spent at the latest.
-func (h *Hand) Until(limit backend.Limit) int64 {
-	if limit.Rolls {
-		return h.Window.End*1000 - limit.Window.Microseconds()
-	}
-	return h.Window.End * 1000
-}
-
-// Begin begins a life of the account. The life before must be Settled, with nothing in hand.
+// Begin begins a life of the account. The life before must be settled, with nothing in hand.
 func (h *Hand) Begin(limit backend.Limit, life int64) {
-	if h.InBuckets {
-		h.Buckets.Begin(limit, life)
-	} else {
-		h.Account.Begin(life, limit.Rolls)
-	}
-	h.Life, h.Seq, h.Window, h.Deadline, h.Charges, h.Of = life, 0, backend.Window{}, 0, nil, 0
+	*h = Hand{Life: life}
+	h.Account.Begin(life)
+	h.Buckets.Begin(limit, life)
 }
 
 // Ask makes a statement at the time now that asks for want tokens.
-func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) Statement {
+func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) *backend.Statement {
 	if h.Life == 0 {
 		h.Begin(limit, 1)
 	}
-	if h.InBuckets {
-		return h.askBuckets(limit, key, name, want)
-	}
-	if limit.Rolls {
-		q := &backend.SyncRequest{Key: key, Client: name, Limit: limit, Want: want, Exact: true, Idle: -1}
-		if h.Window.End != 0 {
-			h.Account.Rolls.State(q, h.Window, h.Held)
-		}
-		return Statement{Rolling: q}
-	}
-	q := &backend.Statement{Key: key, Client: name, Limit: limit, Want: want, Runs: now < h.Deadline}
+	q := &backend.Statement{Key: key, Client: name, Limit: limit, Want: want}
 	q.Exact, q.Deaf = true, true
-	q.Begin, q.End = Period(limit, now)
-	h.Account.State(q, h.Window)
+	if limit.Rolls {
+		h.Buckets.State(q)
+	} else {
+		q.Runs = now < h.Deadline
+		q.Begin, q.End = Period(limit, now)
+		h.Account.State(q, h.Window)
+	}
 	h.Seq = q.Seq
-	return Statement{Fixed: q}
+	return q
 }
 
-// Apply applies the reply of the call of client who, and tells the model. Of a fixed limit, only the reply to the last
-// statement counts.
+// Apply applies the reply of the call of client who, and tells the model. Only the reply to the last statement counts.
 func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) error {
-	if h.InBuckets {
-		return h.applyBuckets(limit, l, who, o, now)
-	}
-	if limit.Rolls {
-		return h.applyRolling(limit, l, who, o, now)
-	}
-	q, r := o.Q.Fixed, o.R.Fixed
+	q, r := o.Q, o.R
 	if h.Moved = (account.Moved{}); q.Life != h.Life || q.Seq != h.Seq || r.Void || r.Astray {
 		return nil
+	}
+	if limit.Rolls {
+		return h.applyBuckets(limit, l, who, o, now)
 	}
 	was, held, keeps := h.Name(limit), h.Held, account.Keeps(q, r)
 	h.Moved = h.Account.Apply(q, r, held)
@@ -145,7 +111,7 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 		if !keeps && held > 0 && !h.Over(now) && len(l.Losses)+len(l.Resets) == 0 {
 			err = fmt.Errorf("client %d holds %d tokens that are void, though the store has kept its data", who, held)
 		}
-		until := h.Until(limit)
+		until := h.Window.End * 1000
 		h.Window, h.Deadline, h.Charges = r.Window, 0, nil
 		if keeps { // carried over
 			err = l.Return(who, was, held)
@@ -164,56 +130,22 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 	return err
 }
 
-func (h *Hand) applyRolling(limit backend.Limit, l *naive.Log, who int, o Call, now int64) (err error) {
-	q, r := o.Q.Rolling, o.R.Rolling
-	same := r.Account == q.Account
-	slides := h.Window.End != 0 && same
-	moved := !slides && (r.Window.End != 0 || h.Window.End != 0)
-	held, was, until := int64(0), h.Name(limit), h.Until(limit)
-	if !same {
-		overdraw(l, who, h.Account.Unpaid(), now)
-		if h.Held > 0 && !h.Over(now) && len(l.Losses)+len(l.Resets) == 0 {
-			err = fmt.Errorf("client %d holds %d tokens that are void, though the store has kept its data", who, h.Held)
-		}
-	}
-	if moved {
-		held, h.Held, h.Charges = h.Held, 0, nil
-	}
-	h.Moved = h.Account.Rolls.Apply(*q, *r, held)
-	if moved || slides && h.Window != r.Window {
-		h.Window, h.Deadline = r.Window, 0
-	}
-	if r.Account != q.Account {
-		h.Generation = o.Resets
-	}
-	err = cmp.Or(err, l.Drop(until, who, was, held))
-	if h.Window.End == 0 {
-		return err
-	}
-	left := r.Left.Microseconds() - limit.Window.Microseconds()
-	h.Deadline = max(h.Deadline, o.Sent+left-r.Left.Microseconds()/2000)
-	h.Held += r.Grant
-	l.Grant(who, h.Name(limit), r.Grant)
-	return err
-}
-
 // Spend admits a request for a token.
 func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep bool) error {
 	h.Held--
-	if keep && h.InBuckets {
-		h.Charges = append(h.Charges, Charge{backend.Window{End: h.Of}, now})
-	} else if keep {
-		h.Charges = append(h.Charges, Charge{h.Window, now})
+	w := h.Window
+	if limit.Rolls {
+		w = backend.Window{End: h.Of}
 	}
-	if limit.Rolls && !h.InBuckets {
-		h.Account.Rolls.Note(backend.Bucket(now, limit.Window), h.Held)
+	if keep {
+		h.Charges = append(h.Charges, Charge{w, now})
 	}
 	return l.Spend(now, who, h.Name(limit), 1)
 }
 
 // GiveBack returns n tokens.
 func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) error {
-	if h.InBuckets {
+	if limit.Rolls {
 		h.Buckets.Return(n, h.Held)
 	} else {
 		h.Account.Return(n)
@@ -224,47 +156,36 @@ func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) err
 
 // Refundable reports whether the last token spent can be refunded.
 func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
-	if h.InBuckets {
-		n := len(h.Charges)
-		return n > 0 && h.Buckets.Unpaid() == 0 && now < backend.BucketEnd(h.Charges[n-1].Window.End+backend.Buckets, limit.Window)
-	}
-	if len(h.Charges) == 0 || h.Over(now) || h.Account.Unpaid() > 0 || h.Account.InUse(h.Held) == 0 {
+	if len(h.Charges) == 0 || h.Unpaid() > 0 {
 		return false
 	}
 	w := h.Charges[len(h.Charges)-1].Window
 	if limit.Rolls {
-		return now <= w.End*1000-limit.Window.Microseconds()*backend.Refundable/backend.Buckets
+		return now < backend.BucketEnd(w.End+backend.Buckets, limit.Window)
 	}
-	return w == h.Window
+	return w == h.Window && !h.Over(now) && h.Account.InUse(h.Held) > 0
 }
 
-// Refund gives the last token back that was spent: into the stock or, if the limit is a rolling one, to the store.
+// Refund gives the last token back that was spent: into the stock or, if the limit is a rolling one, maybe to the store.
 func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int) error {
 	last := h.Charges[len(h.Charges)-1]
 	h.Charges = h.Charges[:len(h.Charges)-1]
-	if h.InBuckets {
-		return h.refundBuckets(limit, l, who, last)
+	stock, back := int64(1), int64(0)
+	if limit.Rolls {
+		if stock, back = h.Buckets.Refund(1, last.Window.End, h.Of, h.Held); stock+back == 0 {
+			return nil
+		}
+	} else {
+		h.Account.Refund(1)
 	}
-	h.Account.Refund(1)
-	if err := l.Refund(last.At, who, h.Name(limit), 1); err != nil {
-		return err
-	}
-	if !limit.Rolls {
-		h.Held++
-		return nil
-	}
-	h.Account.Rolls.GiveBack(1, last.Window)
-	return l.Drop(last.At, who, h.Name(limit), 1) // it may still count where it was spent
-}
-
-// MayDeclare reports whether a request may overrun its charge. Without an account that is overdrawn at once.
-func (h *Hand) MayDeclare(limit backend.Limit, now int64) bool {
-	return h.Window.End != 0 && !h.Over(now) && (!limit.Rolls || h.InBuckets || h.Account.Rolls.Named())
+	h.Held += stock
+	err := l.Refund(last.At, who, h.Name(limit), 1)
+	return cmp.Or(err, l.Return(who, h.Name(limit), back))
 }
 
 // Declare uses a token without a grant.
 func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
-	if h.InBuckets {
+	if limit.Rolls {
 		h.Buckets.Declare(1, h.Buckets.Now(now*1000))
 	} else {
 		h.Account.Declare(1)
@@ -272,19 +193,28 @@ func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
 	l.Declare(now, who, h.Name(limit), 1)
 }
 
+// MayDeclare reports whether a request may overrun its charge.
+func (h *Hand) MayDeclare(now int64) bool { return h.Window.End != 0 && !h.Over(now) }
+
 // Hurries reports whether the client states its account before long: the store of a rolling limit counts an overrun from
-// when it hears of it, so a limiter says so within a slice.
+// when it hears of it, so a limiter says so within a bucket.
 func (h *Hand) Hurries(limit backend.Limit) bool { return limit.Rolls && h.Unpaid() > 0 }
+
+// Unpaid is the debt that the store has not confirmed.
+func (h *Hand) Unpaid() int64 { return h.Account.Unpaid() + h.Buckets.Unpaid() }
+
+// Unconfirmed is how many tokens that went back the store has not confirmed.
+func (h *Hand) Unconfirmed() int64 { return h.Account.Unconfirmed() + h.Buckets.Unconfirmed() }
 
 // Expire drops what is over.
 func (h *Hand) Expire(limit backend.Limit, l *naive.Log, who int, now int64) error {
-	if h.InBuckets {
-		return h.Lease(limit, l, who, now)
+	if limit.Rolls {
+		return h.lease(limit, l, who, now)
 	}
 	if !h.Over(now) {
 		return nil
 	}
-	err := l.Drop(h.Until(limit), who, h.Name(limit), h.Held)
+	err := l.Drop(h.Window.End*1000, who, h.Name(limit), h.Held)
 	h.Account.Expire(h.Held)
 	overdraw(l, who, h.Account.ExpireDebt().Overdrawn, now)
 	h.Held, h.Charges = 0, nil
