@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/key"
@@ -138,23 +137,14 @@ func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (r backend.R
 // syncOnly is the part of sync that is the store's.
 func (s *storeCall) syncOnly(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
 	s.Want = max(q.Want, q.Need, q.Change)
+	for _, c := range q.Changes {
+		s.Want = max(s.Want, c.Tokens)
+	}
 	s.l.env.Counts.Syncs.Add(1)
 	if r, err = s.l.store.Sync(ctx, *q); err == nil && r.Astray {
 		s.shard.SetClock(r.Now)
 	}
 	s.Granted = r.Grant
-	return r, err
-}
-
-// syncRolling makes a statement about a rolling limit.
-func (s *storeCall) syncRolling(ctx context.Context, q backend.SyncRequest) (r backend.SyncReply, err error) {
-	s.Want = q.Want
-	err = s.do(ctx, func(ctx context.Context) (err error) {
-		s.l.env.Counts.Syncs.Add(1)
-		r, err = s.l.store.SyncRolling(ctx, q)
-		s.Granted = r.Grant
-		return err
-	})
 	return r, err
 }
 
@@ -193,7 +183,7 @@ func (c caller) Send(f *key.Fetch) {
 // send makes the call of f, unless begin fails, and applies its end.
 func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (err error) {
 	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
-	var reply key.Reply
+	var reply backend.Reply
 	guard.Call(func() (err error) {
 		if err = begin(); err != nil {
 			return err
@@ -201,12 +191,7 @@ func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (e
 		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
 		defer cancel()
 		call.short = soonerThan(ctx, l.fetchTimeout)
-		if f.Rolls == nil {
-			reply.Reply, err = call.sync(bounded, &f.Req)
-			return err
-		}
-		r, err := call.syncRolling(bounded, f.Rolling())
-		reply = key.RollingReply(&r, f.Req.Limit.Tokens)
+		reply, err = call.sync(bounded, &f.Req)
 		return err
 	}, func(failed error) {
 		call.trip.Duration = call.Duration
@@ -331,22 +316,25 @@ func (l *Limiter) aloneOnce(ctx context.Context, a *key.Alone) (backend.Reply, i
 	return r, call.trip.Sent, err
 }
 
-// overdraw charges n tokens, without an account, that were used above the charge of a key that was forgotten since, if that
-// window is still open. It is sent once.
-func (l *Limiter) overdraw(ctx context.Context, k *key.Key, window backend.Window, n int64) error {
+// overdraw charges n tokens, without an account, that were used above what c was charged, of a key that was forgotten since, if
+// that window is still open. It is sent once.
+func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int64) error {
 	limit := k.Limit().Plain()
-	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: window, Change: n, Detached: true}
-	q.Begin, q.End = key.Period(limit, window.Time().Add(-time.Millisecond)) // of that window, whatever the time is
-	c, shard := &l.env.Counts, l.shardOf(q.Key)
+	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: c.Window, Change: n, Detached: true}
+	q.Begin, q.End = key.Period(limit, c.Window.Time().Add(-time.Millisecond)) // of that window, whatever the time is
+	if limit.Rolls {
+		q.Window.End, q.Change, q.Changes = 0, 0, []backend.Change{{Tokens: n}} // now
+	}
+	counts, shard := &l.env.Counts, l.shardOf(q.Key)
 	settled := func(r backend.Reply, err error) {
 		switch {
-		case err == nil && r.Window == window:
-			c.Taken.Add(n)
-			c.Spent.Add(n)
-			c.Extra.Add(0, n)
-			c.Overdrawn.Add(min(n, max(r.Used-limit.Tokens, 0)))
+		case err == nil && (r.Window == q.Window || limit.Rolls && r.Window.Gen == q.Window.Gen):
+			counts.Taken.Add(n)
+			counts.Spent.Add(n)
+			counts.Extra.Add(0, n)
+			counts.Overdrawn.Add(min(n, max(r.Used-limit.Tokens, 0)))
 		case !l.unknown(err, n):
-			c.Overdrawn.Add(n)
+			counts.Overdrawn.Add(n)
 		}
 	}
 	if shard.Open() {
@@ -368,87 +356,6 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, window backend.Windo
 	return l.failed(ctx, err)
 }
 
-// take makes a direct call for n tokens of k, whose limit is a rolling one, all or none, and once more if a recall may bring what
-// was lacking, or if a reply came too late.
-func (l *Limiter) take(ctx context.Context, k *key.Key, n int64, stay bool) (v key.Verdict) {
-	recalled, late := false, false
-	for {
-		var t key.Take
-		if t, v = k.Take(n, stay); v.Next != key.Call {
-			return v
-		}
-		reply, sent, err := l.takeOnce(ctx, t.Req)
-		if err == nil && t.Late(reply, sent) {
-			l.undoLater(t.Req, reply.Window)
-			if !late {
-				late = true
-				continue
-			}
-			err = &StoreError{Op: "take", Class: backend.Unavailable, Err: key.ErrTooSlow}
-		}
-		idle := reply.Idle
-		if recalled { // this call decides
-			reply.Idle, reply.Called = false, false
-		}
-		if v = t.End(reply, sent, err, ctx.Err() != nil); v.Next != key.Recall {
-			return v
-		}
-		recalled = true
-		if err := l.recall(ctx, t.Req, idle); err != nil {
-			return key.Verdict{Err: err}
-		}
-	}
-}
-
-// recall calls back what lies idle elsewhere, for a key of a rolling limit that has no room in memory, unless it
-// was called already, and waits until it may have come. The statement is no account: it asks
-// for more than any limit has, and leaves. An error of the store does not matter, because the
-// next call shows it.
-func (l *Limiter) recall(ctx context.Context, r backend.TakeRequest, idle bool) error {
-	s := l.shardOf(r.Key)
-	if idle {
-		const most = backend.MaxTokens
-		call := l.newCall(s, r.Key, StoreCall{Op: "sync", Cause: string(next.Waiters), Reason: "recall"})
-		_, err := detached(ctx, call, func(ctx context.Context) (backend.SyncReply, error) {
-			l.env.Counts.Syncs.Add(1)
-			return l.store.SyncRolling(ctx, backend.SyncRequest{
-				Key: r.Key, Client: l.env.Client + ".recall", Limit: r.Limit, Want: most, Need: most, Least: most, Leaving: true, Detached: true,
-			})
-		}, func(backend.SyncReply, error) {})
-		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
-			return err
-		}
-	}
-	err := pause(ctx, max(s.Lead(), key.LeastPatience), l.life.Done())
-	if errors.Is(err, ErrDeadline) && ctx.Err() == nil { // there is no time to wait
-		return nil
-	}
-	return err
-}
-
-// takeOnce makes a direct call. Tokens that come after the caller has left go back.
-func (l *Limiter) takeOnce(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, sent int64, err error) {
-	r.Detached = true
-	call := l.newCall(l.shardOf(r.Key), r.Key, StoreCall{Op: "take", Want: r.Tokens})
-	reply, err = detached(ctx, call, func(ctx context.Context) (backend.TakeReply, error) {
-		reply, err := l.store.TakeRolling(ctx, r)
-		if err == nil && reply.Allowed {
-			call.Granted = r.Tokens
-		}
-		return reply, err
-	}, func(reply backend.TakeReply, err error) {
-		if err == nil && reply.Allowed {
-			l.undo(call.shard, r, reply.Window)
-		} else {
-			l.unknown(err, r.Tokens)
-		}
-	})
-	if err != nil && !call.abandoned() {
-		l.unknown(err, r.Tokens)
-	}
-	return reply, call.trip.Sent, err
-}
-
 // unknown counts the tokens of a direct call if it may have been carried out, and reports
 // whether it may.
 func (l *Limiter) unknown(err error, n int64) bool {
@@ -457,94 +364,6 @@ func (l *Limiter) unknown(err error, n int64) bool {
 		l.env.Counts.Unknown.Add(n)
 	}
 	return ok
-}
-
-// undoLater is undo for a caller that goes on.
-func (l *Limiter) undoLater(r backend.TakeRequest, w backend.Window) {
-	if l.env.Calls.Begin() {
-		go func() {
-			defer l.env.Calls.End()
-			guard.Log(func() { l.undo(l.shardOf(r.Key), r, w) })
-		}()
-	}
-}
-
-// undo gives back what a direct call has charged for a caller that has left. Nobody waits
-// for it but Close, so it has time to connect.
-func (l *Limiter) undo(s *key.Shard, r backend.TakeRequest, w backend.Window) {
-	c := &l.env.Counts
-	c.Taken.Add(r.Tokens)
-	c.Spent.Add(r.Tokens)
-	c.Extra.Add(0, r.Tokens) // no request has used them
-	q := backend.SettleRequest{Key: r.Key, Limit: r.Limit, Window: w, Tokens: -r.Tokens}
-	call, settle := l.settlement(s, q)
-	defer call.report()
-	call.caller.Store(gone)
-	ctx, cancel := context.WithTimeout(context.Background(), max(l.fetchTimeout, connectTime))
-	defer cancel()
-	var reply backend.SettleReply
-	err := call.do(ctx, func(ctx context.Context) (err error) {
-		reply, err = settle(ctx)
-		return err
-	})
-	guard.Unheard(err)
-	l.settled(q, reply, err)
-}
-
-// settleCall makes the call that corrects what a direct call has charged, and counts what
-// became of the tokens. It is never repeated.
-func (l *Limiter) settleCall(ctx context.Context, q backend.SettleRequest) (reply backend.SettleReply, err error) {
-	s := l.shardOf(q.Key)
-	if s.Open() {
-		err = s.OpenError()
-		l.settled(q, reply, err)
-		return reply, l.failed(ctx, err)
-	}
-	call, settle := l.settlement(s, q)
-	err = guard.ErrGoexit // unless the store returns
-	defer func() {
-		if !call.abandoned() {
-			l.settled(q, reply, err)
-		}
-	}()
-	reply, err = detached(ctx, call, settle, func(reply backend.SettleReply, err error) { l.settled(q, reply, err) })
-	return reply, l.failed(ctx, err)
-}
-
-// settlement returns a call for q, and what makes it.
-func (l *Limiter) settlement(s *key.Shard, q backend.SettleRequest) (*storeCall, func(context.Context) (backend.SettleReply, error)) {
-	call := l.newCall(s, q.Key, StoreCall{Op: "settle", Want: max(q.Tokens, -q.Tokens)})
-	return call, func(ctx context.Context) (backend.SettleReply, error) {
-		reply, err := l.store.SettleRolling(ctx, q)
-		if reply.Open {
-			call.Granted = call.Want
-		}
-		return reply, err
-	}
-}
-
-// settled counts the tokens of q by the end of its call. What was used and is surely not
-// charged is overdrawn; what was not used and is not given back expires.
-func (l *Limiter) settled(q backend.SettleRequest, r backend.SettleReply, err error) {
-	c, n, m := &l.env.Counts, q.Tokens, account.Moved{}
-	done := err == nil && r.Open
-	if n < 0 {
-		c.Refunded.Add(-n)
-	}
-	switch unknown := l.unknown(err, max(n, -n)); {
-	case n < 0 && done:
-		m.Returned = -n
-	case n < 0:
-		m.Expired = -n
-	case done:
-		m.Taken, m.Overdrawn = n, min(n, r.Over)
-		c.Spent.Add(n)
-		c.Direct.Add(n)
-		c.Extra.Add(0, n)
-	case !unknown:
-		m.Overdrawn = n
-	}
-	c.Move(m)
 }
 
 func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit) (state backend.State, err error) {

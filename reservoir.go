@@ -129,7 +129,7 @@ func (l *Limiter) allow(r *Result, ctx context.Context, name string, n int64) er
 	return err
 }
 
-// try decides from memory, without a lock, if that is possible. A Result has ten words, so
+// try decides from memory, without a lock, if that is possible. A Result has many words, so
 // the hot path writes it where the caller will read it.
 func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 	w := k.Lease()
@@ -143,7 +143,7 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 	if left, ok := w.Spend(n); ok {
 		t := k.Limit() // before a reply changes what remains
 		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining()+left, t.Tokens)
-		r.Reset, r.of, r.charged, r.gen = w.Window.Time(), k, n, w.Window.Gen
+		r.Reset, r.of, r.charged, r.gen, r.bucket = w.Window.Time(), k, n, w.Window.Gen, w.Bucket
 		if n > 1 {
 			k.Used(n)
 		}
@@ -252,9 +252,6 @@ func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit ba
 		return l.withoutState(ctx, name, limit, n, stay)
 	}
 	v := k.Acquire(ctx, n, stay)
-	if v.Next == key.Call {
-		v = l.take(ctx, k, n, false)
-	}
 	refused := stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed // the limit has just left shadow
 	return resultOf(k, &v.Answer), v.Next == key.StartOver || refused, v.Err
 }
@@ -323,10 +320,7 @@ func (l *Limiter) withoutState(ctx context.Context, name string, limit backend.L
 // takeOutside makes a call for a key that has no room in memory.
 func (l *Limiter) takeOutside(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (Result, error) {
 	k, v := l.env.Outside(name, limit, n, stay)
-	switch {
-	case v.Next == key.Call && limit.Rolls:
-		v = l.take(ctx, k, n, stay)
-	case v.Next == key.Call:
+	if v.Next == key.Call {
 		v = l.alone(ctx, k, n, stay)
 	}
 	return resultOf(k, &v.Answer), v.Err
@@ -450,44 +444,11 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 		return errResult
 	case n == 0:
 		return nil
-	case r.Source == Direct && r.of.Limit().Rolls:
-		return l.settleDirect(ctx, &r, n)
 	case n > 0:
 		return l.overrun(ctx, &r, n)
 	}
 	r.of.Refund(r.charge(), -n)
 	return l.closedError()
-}
-
-// settleDirect charges n tokens more for a direct result or, if n is negative, gives back as
-// many, by one call. If the window of r is over, an overrun is charged to the window that
-// this process knows.
-func (l *Limiter) settleDirect(ctx context.Context, r *Result, n int64) error {
-	k := l.env.Find(r.of.Name())
-	q := backend.SettleRequest{Key: l.env.Stored(r.of.Name()), Limit: r.of.Limit().Plain(), Window: r.window(), Tokens: n}
-	if n < 0 {
-		if q.Tokens = -key.TakeUpTo(&l.env.Counts.Direct, -n); q.Tokens == 0 {
-			return nil
-		}
-	}
-	if time.Until(r.Reset) <= 0 {
-		if q.Window = (backend.Window{}); n > 0 && k != nil {
-			figures, _ := k.Figures()
-			q.Window = figures.Window
-		}
-	}
-	if q.Window.End == 0 {
-		l.settled(q, backend.SettleReply{}, nil)
-		return l.closedError()
-	}
-	if ctx.Err() != nil { // the client has left, which is usual
-		ctx = context.WithoutCancel(ctx)
-	}
-	reply, err := l.settleCall(ctx, q)
-	if err == nil && reply.Open && n < 0 && k != nil {
-		k.GivenBack(q.Window, -q.Tokens)
-	}
-	return err
 }
 
 // overrun charges n tokens that the request of r has used above its charge: to its window or,
@@ -501,11 +462,11 @@ func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
 	switch {
 	case !forgotten:
 		return nil
-	case l.env.Closed.Load() || r.Source == Fallback || time.Until(r.Reset) <= 0 || r.of.Limit().Rolls:
+	case l.env.Closed.Load() || r.Source == Fallback || time.Until(r.Reset) <= 0:
 		l.env.Counts.Overdrawn.Add(n)
 		return l.closedError()
 	}
-	return l.overdraw(ctx, r.of, r.window(), n)
+	return l.overdraw(ctx, r.of, r.charge(), n)
 }
 
 // closedError is ErrClosed once Close was called.

@@ -61,6 +61,7 @@ type Result struct {
 	of      *key.Key // whose account was charged; nil = none was
 	charged int64    // tokens, to the window that ends at Reset
 	gen     int64    // the generation of that window
+	bucket  int64    // of a rolling limit, under whose lease it was charged
 }
 
 // resultOf is the Result of k for an answer.
@@ -70,14 +71,14 @@ func resultOf(k *key.Key, a *key.Answer) Result {
 		Reset: a.Reset, RetryAfter: a.RetryAfter, charged: a.Charged,
 	}
 	if a.Charged > 0 {
-		r.of, r.gen = k, a.Of.Gen
+		r.of, r.gen, r.bucket = k, a.Of.Gen, a.Bucket
 	}
 	return r
 }
 
 // charge is what r was charged.
 func (r *Result) charge() key.Charge {
-	return key.Charge{Tokens: r.charged, Window: r.window(), Fallback: r.Source == Fallback}
+	return key.Charge{Tokens: r.charged, Window: r.window(), Bucket: r.bucket, Fallback: r.Source == Fallback}
 }
 
 // window is the window that r was charged to.

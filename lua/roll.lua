@@ -121,6 +121,14 @@ if present - 20 > low then
 end
 present = low + 20
 local stop = 0
+local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
+  local left, i = 0, 0
+  while i < #counts and (i == 0 or left < n) do
+    i = i + 1
+    left = left + counts[i]
+  end
+  return max((low + i + 20) * unit - now, 0)
+end
 local function total()                                 -- what counts no more, or not yet, has no text
   local n = #counts
   while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
@@ -253,14 +261,14 @@ end
 
 local frees = 0
 if lacks then
-  local short, gone, bucket, i = max(need - grant, 0), 0, low, 0
-  if short > 0 and promised == 0 then short = max(short - (limit - used), 1) end  -- else what is free is others'
-  while i < #counts and (i == 0 or gone < promised + max(short, 1)) do
-    i = i + 1
-    gone, bucket = gone + counts[i], low + i
+  local short, first = max(need - grant, 0), limiter == '' and need or least
+  if promised == 0 then                                -- else what is free is others'
+    short, first = min(short, max(short - (limit - used), 1)), first - (limit - used)
   end
-  frees = max((bucket + 20) * unit - now, 0)
+  frees = leaves(promised + max(min(short, first), 1))
   if kind == 0 and frees > 0 then promised = min(promised + short, limit) end  -- else it asks again before that
+elseif used >= limit then
+  frees = leaves(1)
 end
 
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time

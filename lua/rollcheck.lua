@@ -5,7 +5,7 @@
 -- KEYS  1 {k}:60s:roll: see roll
 -- ARGV  1 length  of a window, ms
 --       2 now     Unix us; left out = the server's clock
--- Reply { flags (0), now us (of the server), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off }
+-- Reply { flags (0), now us (of the server), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, us until the first of them count no more }
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
 local most, limiter, length, now = 9007199254740991, '', ARGV[1] + 0, tonumber(ARGV[2])
@@ -52,6 +52,14 @@ if present - 20 > low then
 end
 present = low + 20
 local stop = 0
+local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
+  local left, i = 0, 0
+  while i < #counts and (i == 0 or left < n) do
+    i = i + 1
+    left = left + counts[i]
+  end
+  return max((low + i + 20) * unit - now, 0)
+end
 local function total()                                 -- what counts no more, or not yet, has no text
   local n = #counts
   while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
@@ -59,4 +67,4 @@ local function total()                                 -- what counts no more, o
 end
 
 total()
-return { 0, raw, stop, hgen, used, off }
+return { 0, raw, stop, hgen, used, off, leaves(1) }

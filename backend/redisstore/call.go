@@ -40,7 +40,7 @@ var (
 
 	// Those of rolling limits, whose one key holds all.
 	rollScript      = newScript("sync", lua.Roll, 1, 12, granted)
-	rollCheckScript = newScript("check", lua.RollCheck, 1, 6, nil)
+	rollCheckScript = newScript("check", lua.RollCheck, 1, 7, nil)
 	rollResetScript = newScript("reset", lua.RollReset, 1, 5, voids)
 )
 

@@ -249,7 +249,11 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if l.Rolls {
 		ahead(v)
 	}
-	return state(v, l), nil
+	out := state(v, l)
+	if l.Rolls && out.Remaining == 0 {
+		out.Frees = microseconds(v[6])
+	}
+	return out, nil
 }
 
 // Reset implements backend.Store with one EVALSHA, to the primary.

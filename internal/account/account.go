@@ -26,6 +26,8 @@ type Account struct {
 	used      int64 // charged to everybody at that reply
 	balance   int64 // tokens held, spent or unconfirmed
 	open      *open // nil = nothing is outstanding
+
+	Buckets *Buckets // the account of a rolling limit, which has nothing of the above; otherwise nil
 }
 
 // open holds what no reply has confirmed, and what has expired in the window.
@@ -36,12 +38,18 @@ type open struct {
 }
 
 // Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
-// debt that was charged above the limit, or that did not reach the store in time.
-type Moved struct{ Taken, Returned, Expired, Overdrawn int64 }
+// debt that was charged above the limit, or that did not reach the store in time. Settled were used, and count no more, but
+// their requests may still be settled.
+type Moved struct{ Taken, Returned, Expired, Overdrawn, Settled int64 }
 
-// Begin begins a life, which must have a higher number than all lives of this limiter before it, and is of a rolling
-// limit or not.
-func (a *Account) Begin(life int64) { *a = Account{life: life} }
+// Begin begins a life, which must have a higher number than all lives of this limiter before it.
+func (a *Account) Begin(limit backend.Limit, life int64) {
+	*a = Account{life: life}
+	if limit.Rolls {
+		a.Buckets = new(Buckets)
+		a.Buckets.Begin(limit, life)
+	}
+}
 
 // Life is the number of the account's life.
 func (a *Account) Life() int64 { return a.life }
@@ -56,6 +64,10 @@ func (a *Account) makeOpen() *open {
 // State writes the account into q, which is about to be sent, and which is about the window w. Replies to earlier
 // statements count no more.
 func (a *Account) State(q *backend.Statement, w backend.Window) {
+	if a.Buckets != nil {
+		a.Buckets.State(q)
+		return
+	}
 	a.seq++
 	q.Life, q.Seq, q.Window, q.Mine, q.Used = a.life, a.seq, w, a.mine, a.used
 	if o := a.open; o != nil {
@@ -93,7 +105,7 @@ func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held int64) (m M
 // lose drops all that is about the window, which is over or void: what is held or has gone back in vain expires, and debt must
 // not be charged to a later window.
 func (a *Account) lose(held int64) (m Moved) {
-	m.Expired, m.Overdrawn = held+a.Unconfirmed(), a.Unpaid()
+	m.Expired, m.Overdrawn, m.Settled = held+a.Unconfirmed(), a.Unpaid(), a.Used(held)
 	a.balance -= m.Expired
 	a.mine, a.used, a.open = 0, 0, nil
 	return m
@@ -101,6 +113,9 @@ func (a *Account) lose(held int64) (m Moved) {
 
 // Leave ends the account of a window, if no reply does that; held is what the process holds.
 func (a *Account) Leave(held int64) Moved {
+	if a.Buckets != nil {
+		return a.Buckets.Leave(held)
+	}
 	return a.lose(held)
 }
 
@@ -121,15 +136,23 @@ func (a *Account) ExpireDebt() (m Moved) {
 	return m
 }
 
-// Return takes n unspent tokens out of the account. They count as held until the
+// Return takes n unspent tokens out of the account, after which left are held. They count as held until the
 // store has confirmed a statement that returns them.
-func (a *Account) Return(n int64) {
+func (a *Account) Return(n, left int64) {
+	if a.Buckets != nil {
+		a.Buckets.Return(n, n+left)
+		return
+	}
 	a.makeOpen().back += n
 	a.check()
 }
 
-// Declare adds n tokens of debt, which were used without a grant.
-func (a *Account) Declare(n int64) {
+// Declare adds n tokens of debt, which are used without a grant now.
+func (a *Account) Declare(n, now int64) {
+	if a.Buckets != nil {
+		a.Buckets.Declare(n, a.Buckets.Now(now))
+		return
+	}
 	o := a.makeOpen()
 	o.debt = min(o.debt+n, backend.MaxTokens)
 }
@@ -147,6 +170,8 @@ func (a *Account) CancelDebt(n int64) int64 {
 // Unpaid is the debt that the store has not confirmed.
 func (a *Account) Unpaid() int64 {
 	switch {
+	case a.Buckets != nil:
+		return a.Buckets.Unpaid()
 	case a.open == nil:
 		return 0
 	}
@@ -156,6 +181,8 @@ func (a *Account) Unpaid() int64 {
 // Unconfirmed is how many returned tokens the store has not confirmed.
 func (a *Account) Unconfirmed() int64 {
 	switch {
+	case a.Buckets != nil:
+		return a.Buckets.Unconfirmed()
 	case a.open == nil:
 		return 0
 	}
@@ -186,19 +213,18 @@ func (a *Account) InUse(held int64) int64 {
 }
 
 // Used is InUse with the debt.
-func (a *Account) Used(held int64) int64 {
-	return a.InUse(held - a.Unpaid())
-}
+func (a *Account) Used(held int64) int64 { return a.InUse(held - a.Unpaid()) }
 
 // Balance is the sum of the tokens held, spent and unconfirmed.
 func (a *Account) Balance() int64 {
+	if a.Buckets != nil {
+		return a.Buckets.Balance()
+	}
 	return a.balance
 }
 
 // Granted reports whether the store has charged anything in the window.
-func (a *Account) Granted() bool {
-	return a.mine > 0
-}
+func (a *Account) Granted() bool { return a.mine > 0 || a.Buckets != nil && a.Balance() > 0 }
 
 // check asserts the invariants.
 func (a *Account) check() {

@@ -70,7 +70,7 @@ func (a *Buckets) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 		b.debt, b.back = b.debt-b.saidDebt, b.back-b.saidBack
 		b.saidDebt, b.saidBack = 0, 0
 		if b.number < a.low { // it counts no more
-			m.Expired, m.Overdrawn = m.Expired+b.held+b.back, m.Overdrawn+b.debt
+			m.Expired, m.Overdrawn, m.Settled = m.Expired+b.held+b.back, m.Overdrawn+b.debt, m.Settled+b.used
 		} else if b != (bucket{number: b.number}) {
 			kept = append(kept, b)
 		}
@@ -89,7 +89,7 @@ func (a *Buckets) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 
 // Leave ends the account of a generation: what is held or has gone back in vain expires, and debt must not be charged any more.
 func (a *Buckets) Leave(held int64) (m Moved) {
-	a.note(held)
+	m.Settled = a.InUse(held)
 	m.Expired, m.Overdrawn = held+a.Unconfirmed(), a.Unpaid()
 	a.balance -= m.Expired
 	a.list = nil
@@ -232,25 +232,6 @@ func (a *Buckets) Refund(n, number, lease, held int64) (stock, back int64) {
 func (a *Buckets) Declare(n, number int64) {
 	b := a.bucket(number)
 	b.debt = min(b.debt+n, backend.MaxTokens)
-}
-
-// CancelDebt cancels up to n tokens of debt that no statement has said, and returns how many.
-func (a *Buckets) CancelDebt(n int64) (canceled int64) {
-	for i := range a.list {
-		b := &a.list[i]
-		some := min(n-canceled, b.debt-b.saidDebt)
-		b.debt, canceled = b.debt-some, canceled+some
-	}
-	return canceled
-}
-
-// ExpireDebt records that debt will reach no store in time.
-func (a *Buckets) ExpireDebt() (m Moved) {
-	m.Overdrawn = a.Unpaid()
-	for i := range a.list {
-		a.list[i].debt, a.list[i].saidDebt = 0, 0
-	}
-	return m
 }
 
 func (a *Buckets) sum(of func(bucket) int64) (n int64) {

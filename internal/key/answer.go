@@ -19,6 +19,7 @@ type Answer struct {
 	Window     time.Duration // the window's length
 	Remaining  int64
 	Of         backend.Window // whose end Reset is
+	Bucket     int64          // of a rolling limit, under whose lease it was charged
 	Reset      time.Time
 	RetryAfter time.Duration
 	Charged    int64 // tokens, to the window Of
@@ -46,8 +47,7 @@ type Next uint8
 
 const (
 	Nothing   Next = iota // the verdict has the answer
-	Call                  // make a direct call, perhaps once more
-	Recall                // call idle tokens back from others, and make a direct call
+	Call                  // make a call without an account
 	StartOver             // the key was forgotten or has left its counter meanwhile, or its limit is in shadow now
 	askLimit              // ask for the limit before a decision
 	wait                  // wait in line
@@ -87,7 +87,7 @@ func Outage(err error) bool {
 func (k *Key) admit(w *lease.Lease, n, stock int64, from Source) Answer {
 	k.Used(n)
 	t := k.Limit()
-	return Answer{Allowed: true, Source: from, Of: w.Window, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
+	return Answer{Allowed: true, Source: from, Of: w.Window, Bucket: w.Bucket, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
 }
 
 // refuse answers a request that w cannot serve.

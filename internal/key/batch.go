@@ -72,6 +72,14 @@ func (s *situation) exact() bool {
 // crash costs little. A batch that the user wants is not cut.
 func (s *situation) most() int64 { return max(idleMost(s.limit.Tokens, s.demand), s.Sizing.Min) }
 
+// largest is the largest batch that the user and the limit allow.
+func (s *situation) largest() int64 {
+	if s.Sizing.Max > 0 {
+		return min(s.Sizing.Max, s.limit.Tokens)
+	}
+	return s.limit.Tokens
+}
+
 func idleMost(limit int64, d *demand.Demand) int64 { return max(limit/10, int64(3*d.Size())) }
 
 // floor is the smallest batch that is worth a call.
@@ -89,8 +97,8 @@ func (s *situation) batch(spent, stock, waiting int64) (int64, string) {
 // window if none is open.
 func (s *situation) left() (left time.Duration, open bool) {
 	switch {
-	case s.limit.Rolls: // the statement begins another lease
-		return leaseTime(s.limit.Window), true
+	case s.limit.Rolls:
+		return bucketLength(s.limit.Window) * backend.Ahead, true
 	case !s.lease.Alive(s.now):
 		return s.limit.Window, false
 	}
@@ -127,7 +135,8 @@ type usage struct {
 	astray      int            // fetches in a row that named another period of the calendar than the store's
 	recheck     int64          // when a refused key asks for its limit again
 	asked       uint64         // number of the last question for the limit whose answer may be too old
-	charge      int64          // when to state debt at the latest; 0 = at once
+	charge      int64          // when to state debt at the latest; 0 = at once. Of a rolling limit, what comes back, too; 0 = there is none
+	hold        int64          // until when a rolling limit orders nothing ahead, because it would get nothing
 }
 
 // usage returns the key's usage, making one if there is none.
@@ -136,7 +145,7 @@ func (k *Key) usage() *usage {
 		return k.use
 	}
 	limit := *k.Limit()
-	k.use = &usage{Demand: *demand.New(k.account.InUse(0), k.firstFetch), spread: spread(limit.Window)}
+	k.use = &usage{Demand: *demand.New(k.account.Balance(), k.firstFetch), spread: spread(limit.Window)}
 	k.use.timer = time.AfterFunc(next.Never, func() {
 		k.event(func(int64) effect { k.use.due = 0; return changed })
 	})
@@ -205,10 +214,10 @@ func (k *Key) surplus(now int64) (n, at int64) {
 		return 0, 0
 	}
 	t, r, free := k.Limit(), &k.use.recall, min(k.free(), w.Stock())
-	if t.Rolls { // what will be used in time
-		free = max(free-k.soon(now), 0)
+	if free > 0 && t.Rolls {
+		free = max(free-k.kept(bucketLength(t.Window)/keptPart, 1, now), 0)
 	}
-	if r.called == w.Window || r.called.End != 0 && t.Rolls { // that its tokens are of another slice by now does not matter
+	if r.called == w.Window || r.called != (backend.Window{}) && t.Rolls {
 		r.known = 0
 		return free, 0
 	}

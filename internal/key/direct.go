@@ -10,8 +10,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
-// This file has what calls for one request do to a key: those of keys that have no room in memory, those of
-// rolling limits, Check and Reset.
+// This file has what calls for one request do to a key: those of keys that have no room in memory, Check and Reset.
 
 // Outside returns a key that no other caller finds, for one that has no room in memory, and
 // what to do for a request: it counts as forgotten, so it keeps no account. It copies the
@@ -47,7 +46,9 @@ func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
 		return a, k.env.TooMuch(*limit)
 	}
 	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Need: n}}
-	a.Req.Begin, a.Req.End = Period(*limit, k.shard.Clock())
+	if a.Req.Begin, a.Req.End = Period(*limit, k.shard.Clock()); limit.Rolls {
+		a.Req.Within = k.env.Timeout
+	}
 	return a, Verdict{Next: Call}
 }
 
@@ -72,13 +73,13 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		Allowed: allowed, Source: Direct, Limit: a.Req.Limit.Tokens, Window: a.Req.Limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
 	}
 	if !allowed {
-		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit().Shadow, RetryAfter(r.Left, a.Req.Limit.Window)
+		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), Longest(a.Req.Limit))
 		if !a.stay {
 			counts.Denied.Add(1)
 		}
 		return v
 	}
-	v.Answer.Charged = n
+	v.Answer.Charged, v.Answer.Bucket = n, a.bucket(r)
 	counts.Taken.Add(n)
 	counts.Spent.Add(n)
 	counts.Left.Add(n)
@@ -86,10 +87,21 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 	return v
 }
 
-// late reports whether the window of the reply may have ended.
+// bucket is that of the tokens of a rolling limit, else 0.
+func (a *Alone) bucket(r *backend.Reply) int64 {
+	if len(r.Grants) == 0 {
+		return 0
+	}
+	return r.Grants[0].Bucket
+}
+
+// late reports whether the window of the reply, or the bucket of its tokens, may have ended.
 func (a *Alone) late(r *backend.Reply, sent int64) bool {
-	now, of := a.k.env.Clock.Now(), lease.New(r.Window)
-	of.Apply(r.State, 0, sent, now)
+	now, of, state := a.k.env.Clock.Now(), lease.New(r.Window), r.State
+	if limit := a.Req.Limit; limit.Rolls {
+		state.Left = time.Duration(backend.BucketEnd(a.bucket(r), limit.Window)-r.Now) * time.Microsecond
+	}
+	of.Apply(state, sent, now)
 	return !of.Alive(now)
 }
 
@@ -99,148 +111,10 @@ func (c *Counts) Expire(n int64) {
 	c.Expired.Add(n)
 }
 
-// Take is a call for the tokens of one request of a rolling limit, all or none. It leaves the stock alone.
-type Take struct {
-	Req  backend.TakeRequest
-	k    *Key
-	stay bool
-}
-
-// Take returns the call for n tokens that a caller must make, if Next is Call.
-func (k *Key) Take(n int64, stay bool) (t Take, v Verdict) {
-	limit := k.Limit()
-	if n > limit.Tokens {
-		return t, k.env.TooMuch(*limit)
-	}
-	v.Next = Call
-	return Take{k: k, stay: stay, Req: backend.TakeRequest{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Tokens: n, Within: k.env.Timeout}}, v
-}
-
-// Late reports whether the reply has charged the tokens but comes so late that the limit may
-// count them no longer than others from now on. Then they must go back.
-func (t *Take) Late(r backend.TakeReply, sent int64) bool {
-	if !r.Allowed {
-		return false
-	}
-	of := lease.New(r.Window)
-	of.Apply(r.State, t.Req.Limit.Window, sent, sent)
-	return !of.Alive(t.k.env.Clock.Now())
-}
-
-// End applies the reply, or the error of the call. ended says that the caller's context has
-// ended. If the tokens lie idle elsewhere, the caller of a key
-// in memory starts over, in line, and any other must recall them itself.
-func (t *Take) End(r backend.TakeReply, sent int64, err error, ended bool) (v Verdict) {
-	k := t.k
-	k.event(func(now int64) effect {
-		switch {
-		case err != nil && ended:
-			v.Err = err
-			return unchanged
-		case err != nil:
-			v = k.policyOrError(t.Req.Tokens, t.stay, now, err)
-			return changed
-		}
-		if k.firstFetch == 0 {
-			k.firstFetch = max(sent, 1)
-		}
-		t.read(r, sent, now)
-		w := k.lease.Load()
-		switch {
-		case r.Allowed || !r.Idle && !r.Called:
-		case k.phase == phaseRetired:
-			v.Next = Recall
-			return unchanged
-		case w != nil:
-			k.usage().recall.missed, v.Next = w.Window, StartOver
-			return unchanged
-		}
-		var did effect
-		v.Answer, did = t.book(r, now)
-		return did
-	})
-	return v
-}
-
-// read applies the reading that came with the call. It says nothing of the account, so it
-// never ends a lease whose tokens may be spent.
-func (t *Take) read(r backend.TakeReply, sent, now int64) {
-	k := t.k
-	w := k.lease.Load()
-	if w != nil && (w.Alive(now) || k.account.Rolls.Named()) { // the account's lease stays
-		w.Note(r.State, now)
-		return
-	}
-	if k.phase == phaseRetired || r.Window.End == 0 || w != nil && r.Window.End < w.Window.End {
-		return
-	}
-	if w == nil || w.Window != r.Window {
-		spent := k.spent()
-		k.leaveWindow()
-		w = k.enterWindow(r.Window, spent, now)
-	}
-	w.Apply(r.State, k.Limit().Window, sent, now)
-}
-
-// book records what the call has charged, or its refusal.
-func (t *Take) book(r backend.TakeReply, now int64) (Answer, effect) {
-	k, n, counts := t.k, t.Req.Tokens, &t.k.env.Counts
-	w := k.lease.Load()
-	a := t.answer(r)
-	if w != nil && r.Allowed { // a refusal tells what was too little
-		a.Remaining = min(a.Remaining+w.Stock(), a.Limit)
-	}
-	switch {
-	case r.Allowed:
-		if w != nil {
-			counts.Move(k.account.Rolls.Direct(n))
-			k.allow()
-		} else { // the key is forgotten, so no account records it
-			counts.Taken.Add(n)
-			counts.Spent.Add(n)
-		}
-		counts.Direct.Add(n)
-		counts.Extra.Add(k.node.Hash, n-1)
-	case k.phase == phaseRetired:
-		if !t.stay {
-			counts.Denied.Add(1)
-		}
-	default:
-		k.refusals.Add(1)
-		if w != nil && now >= k.deniedUntil() && t.Req.Limit.Tokens >= k.Limit().Tokens { // the limit was not raised since
-			k.deny(w, now)
-		}
-	}
-	return a, changed
-}
-
-// answer is the answer to the request.
-func (t *Take) answer(r backend.TakeReply) Answer {
-	a := Answer{Allowed: r.Allowed, Source: Direct, Limit: t.Req.Limit.Tokens, Window: t.Req.Limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time()}
-	if r.Allowed {
-		a.Charged = t.Req.Tokens
-	} else {
-		limit := t.k.Limit()
-		a.Shadowed, a.RetryAfter = limit.Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), Longest(*limit))
-	}
-	return a
-}
-
-// GivenBack records that n tokens of window went back to the store by a call, because
-// callers may wait for them.
-func (k *Key) GivenBack(window backend.Window, n int64) {
-	k.event(func(int64) effect {
-		if w := k.lease.Load(); w != nil && w.Window == window {
-			w.AddRemaining(n)
-		}
-		return changed
-	})
-}
-
 // Held returns what this process holds of the window that a Check has read.
 func (k *Key) Held(s backend.State) (held int64) {
 	k.event(func(now int64) effect {
-		if w := k.lease.Load(); w.Alive(now) && (w.Window == s.Window || k.Limit().Rolls) {
+		if w := k.lease.Load(); k.Limit().Rolls || w.Alive(now) && w.Window == s.Window {
 			held = k.held()
 		}
 		return unchanged

@@ -98,7 +98,7 @@ type Counts struct {
 	Taken, Refunded, Returned, Expired, Overdrawn atomic.Int64 // tokens
 	Unknown                                       atomic.Int64 // tokens
 	Spent                                         atomic.Int64 // tokens, by keys that are gone
-	Direct, Left                                  atomic.Int64 // tokens used by direct calls of rolling limits, and in windows that their keys have left; settling takes back no more
+	Left                                          atomic.Int64 // tokens used in windows that their keys have left; settling takes back no more
 
 	Denied                                                atomic.Int64 // requests, by keys that are gone
 	AdmittedByPolicy, Fallbacks, Waited, Failed, Shadowed atomic.Int64 // requests
@@ -130,6 +130,7 @@ func (c *Counts) Move(m account.Moved) {
 	c.Returned.Add(m.Returned)
 	c.Expired.Add(m.Expired)
 	c.Overdrawn.Add(m.Overdrawn)
+	c.Left.Add(m.Settled)
 }
 
 // overdraw counts n tokens that the failure policy has admitted.

@@ -116,7 +116,7 @@ func (k *Key) fallbackAt(now int64) *fallback {
 		return f
 	}
 	*f = fallback{length: t.Window}
-	if w := k.lease.Load(); !w.Over(now) && t.Calendar.Period == 0 {
+	if w := k.lease.Load(); !w.Over(now) && t.Calendar.Period == 0 && !t.Rolls {
 		f.window, f.end = w.Window, w.LatestEnd()
 		return f
 	}

@@ -2,7 +2,6 @@ package key
 
 import (
 	"math"
-	"strconv"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -17,13 +16,11 @@ import (
 // calls its methods from one goroutine.
 type Fetch struct {
 	Req    backend.Statement
-	Rolls  *backend.SyncRequest // the statement, if the limit is a rolling one; Req has what both have
 	Cause  next.Cause
 	Reason string // for the size of the batch
 	Shard  *Shard
 
 	k       *Key
-	peers   int64       // clients in the last reply, which a rolling limit's statement repeats
 	last    uint64      // sequence number of the last caller that it was sized for
 	ordered int64       // time of the order, before its goroutine was scheduled
 	slot    *lane       // whose slot it has; nil if it needs none
@@ -31,31 +28,25 @@ type Fetch struct {
 	void    int64       // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
 }
 
-// Reply is the reply to a Fetch.
-type Reply struct {
-	backend.Reply
-	Rolls *backend.SyncReply // the whole reply about a rolling limit
-}
-
-// RollingReply is the Reply for one about a rolling limit of so many tokens.
-func RollingReply(r *backend.SyncReply, limit int64) Reply {
-	return Reply{Rolls: r, Reply: backend.Reply{
-		State: r.State, Grant: r.Grant, Used: limit - r.Remaining, Clients: r.Clients, Idle: r.Idle, Called: r.Called,
-	}}
-}
-
 // asks reports whether the statement asks for a batch; others only state the account.
 func (f *Fetch) asks() bool {
-	return f.Cause == next.Waiters || f.Cause == next.Probe || f.Cause == next.Reset || f.Cause == next.Prefetch
+	return f.Cause == next.Waiters || f.Cause == next.Probe || f.Cause == next.Reset || f.Cause == next.Prefetch || f.renews()
 }
+
+// renews reports whether the statement is for the buckets after the last of which the key has tokens.
+func (f *Fetch) renews() bool { return f.Cause == next.Refresh && f.k.Limit().Rolls }
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second
 // fetch on it first brings the demand estimate up to date. Most keys are fetched for once,
 // and one observation says nothing.
 func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
-	f := &Fetch{k: k, Cause: why, ordered: now, Shard: k.shard, last: k.queue.callers().Last(), peers: int64(k.clients)}
+	f := &Fetch{k: k, Cause: why, ordered: now, Shard: k.shard, last: k.queue.callers().Last()}
 	switch why {
+	case next.Refresh:
+		if f.renews() { // what will not be used before
+			f.giveBack(max(k.free()-k.kept(math.MaxInt64, 3, now), 0))
+		}
 	case next.Return:
 		f.giveBack(surplus)
 		k.use.demand().EndRun()
@@ -95,7 +86,7 @@ func (f *Fetch) giveBack(surplus int64) {
 	if surplus, _ = w.SpendUpTo(surplus); surplus == 0 {
 		return
 	}
-	k.account.Return(surplus)
+	k.account.Return(surplus, k.held())
 	w.AddRemaining(surplus)
 	k.allow() // a caller who comes now may get what goes back
 	if !k.idle() && !k.env.Direct {
@@ -123,28 +114,9 @@ func (f *Fetch) state(now int64) {
 	if w != nil {
 		of = w.Window
 	}
-	if !limit.Rolls {
-		k.account.State(q, of)
-		return
+	if k.account.State(q, of); limit.Rolls {
+		f.stateRolling(now)
 	}
-	q.Pace = k.use.demand().Pace(*limit, now, k.spent())
-	f.Rolls = new(backend.SyncRequest)
-	if w != nil {
-		k.account.Rolls.State(f.Rolls, of, k.held())
-	}
-	q.Window, q.Life = of, k.account.Life()
-}
-
-// Rolling returns the statement about a rolling limit, with what is asked for by now.
-func (f *Fetch) Rolling() backend.SyncRequest {
-	r, q := f.Rolls, &f.Req
-	r.Key, r.Client, r.Limit, r.Detached = q.Key, q.Client+"."+strconv.FormatInt(q.Life, 36), q.Limit, q.Detached
-	r.Want, r.Need, r.Least, r.Pace, r.Leaving, r.Exact, r.Waited = q.Want, q.Need, q.Least, q.Pace, q.Leaving, q.Exact, q.Waited
-	if r.Idle = q.Idle; q.Deaf {
-		r.Idle = -1
-	}
-	r.Peers = f.peers
-	return *r
 }
 
 // size writes into the statement how much to ask for. The store must grant all that the
@@ -167,7 +139,11 @@ func (f *Fetch) size(probe int64) {
 	q.Need = min(max(line.Tokens()-forLine, 0)+probe, s.limit.Tokens)
 	q.Least = min(least, q.Need)
 	q.Want, f.Reason = q.Need, "direct"
-	if !s.Direct {
+	switch {
+	case s.Direct:
+	case s.limit.Rolls && s.guided(): // the store knows best how many buckets to grant for
+		q.Want, f.Reason = max(q.Need, s.largest()), "pace"
+	default:
 		q.Want, f.Reason = s.batch(k.spent(), hand-forLine, line.Tokens())
 		if q.Want = max(q.Want, q.Need); s.small {
 			q.Want, f.Reason = q.Need, "small"
@@ -188,12 +164,8 @@ func (f *Fetch) goOn(s *situation) {
 	if f.Cause == next.Probe || !s.guided() || q.Deaf || s.limit.Rolls || !s.lease.Alive(s.now) {
 		return
 	}
-	q.Run = s.demand.Run()
-	most := s.limit.Tokens
-	if s.Sizing.Max > 0 {
-		most = min(most, s.Sizing.Max)
-		q.Run = min(q.Run, most)
-	}
+	most := s.largest()
+	q.Run = min(s.demand.Run(), most)
 	if s.small && float64(q.Run) > s.demand.Size() {
 		q.Want, q.Exact, f.Reason = max(q.Want, min(q.Need+q.Run, most)), false, "run"
 	}
@@ -233,7 +205,7 @@ type Trip struct {
 
 // End applies the reply to f, or the error of its call, and serves the line. It returns the
 // error of f, and whether a caller has got it.
-func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
+func (f *Fetch) End(c Trip, reply backend.Reply, err error) (_ error, received bool) {
 	k := f.k
 	var idle bool
 	k.event(func(now int64) effect {
@@ -270,8 +242,8 @@ func (f *Fetch) End(c Trip, reply Reply, err error) (_ error, received bool) {
 				k.use.astray = 0
 			}
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
-			waits := f.awaits(c, reply, now)
-			f.apply(reply, waits, c.Sent, now)
+			waits := f.awaits(c, &reply, now)
+			f.apply(&reply, waits, c.Sent, now)
 			if w := k.lease.Load(); w != nil && w.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(w, now)
 			}
@@ -301,6 +273,9 @@ func (f *Fetch) failed(now int64, err error) (answered int) {
 		last = k.queue.line.Last()
 	}
 	u, longest := k.usage(), LongestPause
+	if k.account.Outstanding() && u.charge == 0 {
+		u.charge = now // what it said must be said again
+	}
 	if u.rejected = !Outage(err); f.asks() { // others grant nothing
 		u.failedAt = now
 	}
@@ -330,60 +305,63 @@ func (f *Fetch) countUnserved(now int64, why error) {
 }
 
 // apply applies the reply to f: the account as the store has it, and a grant.
-func (f *Fetch) apply(r Reply, waits bool, sent, now int64) {
-	k := f.k
+func (f *Fetch) apply(r *backend.Reply, waits bool, sent, now int64) {
+	k, rolls := f.k, f.Req.Limit.Rolls
 	k.replyLost = false
 	if u := k.use; u != nil {
 		u.backoff, u.pause, u.rejected, u.void, u.replied = 0, 0, false, false, now
 	}
-	w := f.book(k.lease.Load(), r, sent, now)
+	if was := k.lease.Load(); rolls {
+		f.bookRolling(was, r, sent, now)
+	} else {
+		f.book(was, r, now)
+	}
+	w := k.lease.Load()
 	if f.Req.Leaving && k.phase == phaseLeaving && !k.account.Outstanding() { // nothing went back after the statement
 		k.enter(phaseLeft)
 	}
 	if w == nil { // nothing is charged, and so no window is open
 		return
 	}
-	k.use.demand().Got(r.Grant, r.Used-r.Grant-f.Req.Used)
-	if k.use != nil && k.use.charge != 0 { // debt settled during the fetch can wait, too
+	if k.use != nil && k.use.charge != 0 && !rolls { // debt settled during the fetch can wait, too
 		k.use.charge = k.chargeAt(w, now)
 	}
 	k.clients = max(k.reported, k.clients)
 	denied := !waits && f.showsDenial(r, w)
-	w.Apply(r.State, Rolling(*k.Limit()), sent, now)
-	k.queue.reserved += w.Reserve() + r.Grant
+	k.queue.reserved += w.Reserve()
 	f.believes(r)
+	if rolls {
+		f.forecastRolling(r, w, denied, now)
+		return
+	}
+	k.use.demand().Got(r.Grant, r.Used-r.Grant-f.Req.Used)
+	w.Apply(r.State, sent, now)
 	f.forecast(r, w, denied, now)
 }
 
 // showsDenial reports whether r shows that the store has too little for some caller: it has
 // nothing, too little for the first one that f was made for, or no more than when a caller
 // was refused. The reading is newer than the denial, unless the limit was raised since.
-func (f *Fetch) showsDenial(r Reply, w *lease.Lease) bool {
+func (f *Fetch) showsDenial(r *backend.Reply, w *lease.Lease) bool {
 	k := f.k
-	none := r.Remaining == 0 || r.Grant < f.Req.Least || k.deniedUntil() != 0 && r.Remaining <= w.Remaining()
+	none := r.Remaining == 0 && !(f.Req.Limit.Rolls && r.Idle > 0) || r.Grant < f.Req.Least || k.deniedUntil() != 0 && r.Remaining <= w.Remaining()
 	return none && f.Req.Limit.Tokens >= k.Limit().Tokens
 }
 
 // book applies the reply to the account, and enters the reply's window. Tokens held in the
-// window before have expired, unless the store has carried them over. Debt that the store
-// has charged is no burst of demand.
-func (f *Fetch) book(w *lease.Lease, r Reply, sent, now int64) *lease.Lease {
+// window before have expired, unless the store has carried them over.
+func (f *Fetch) book(w *lease.Lease, r *backend.Reply, now int64) {
 	k := f.k
 	var held int64
 	spent := k.spent()
-	kept, moved := f.keeps(r), r.Window.End != 0
-	slides := w != nil && kept && r.Rolls != nil
+	kept, moved := account.Keeps(&f.Req, r), r.Window.End != 0
 	if w != nil {
-		moved = !slides && w.Window != r.Window
+		moved = w.Window != r.Window
 	}
 	if moved {
-		if held = k.drain(); !kept {
-			k.settleLater(held)
-		}
+		held = k.drain()
 	}
-	m := f.charge(r, held)
-	k.env.Counts.Move(m)
-	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-r.Grant)
+	k.moved(k.account.Apply(&f.Req, r, held), r.Grant)
 	if moved {
 		if w = k.enterWindow(r.Window, spent, now); w != nil && kept {
 			k.queue.reserved += held
@@ -392,28 +370,8 @@ func (f *Fetch) book(w *lease.Lease, r Reply, sent, now int64) *lease.Lease {
 			}
 		}
 	}
-	if slides {
-		w = k.slide(w, r)
-	}
-	k.use.demand().Skip(m.Taken - r.Grant)
+	k.queue.reserved += r.Grant
 	k.reported = uint16(min(r.Clients, math.MaxUint16)) // not before enterWindow, which keeps the last window's count
-	return w
-}
-
-// keeps reports whether what the key holds belongs to the reply's window.
-func (f *Fetch) keeps(r Reply) bool {
-	if r.Rolls != nil {
-		return r.Rolls.Account == f.Rolls.Account
-	}
-	return account.Keeps(&f.Req, &r.Reply)
-}
-
-// charge applies the reply to the account.
-func (f *Fetch) charge(r Reply, held int64) account.Moved {
-	if r.Rolls != nil {
-		return f.k.account.Rolls.Apply(*f.Rolls, *r.Rolls, held)
-	}
-	return f.k.account.Apply(&f.Req, &r.Reply, held)
 }
 
 // fewUses is how many tokens of a key's first batch are used before the key counts as one in
@@ -421,7 +379,7 @@ func (f *Fetch) charge(r Reply, held int64) account.Moved {
 const fewUses = 3
 
 // forecast derives from a reply what to expect of the rest of the window.
-func (f *Fetch) forecast(r Reply, w *lease.Lease, denied bool, now int64) {
+func (f *Fetch) forecast(r *backend.Reply, w *lease.Lease, denied bool, now int64) {
 	k, limit := f.k, *f.k.Limit()
 	if r.Lasted > 0 {
 		k.usage()

@@ -92,7 +92,7 @@ func (k *Key) retireIfTooMany() {
 // share the key and space their probes by the number of clients.
 func (k *Key) needsLast(now int64) bool {
 	w, closed := k.lease.Load(), k.env.Closed.Load()
-	if !w.Alive(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
+	if !k.keeps(w, now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
 		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.Limit().Window)+2e9
 		return k.replyLost && (closed || recently)
 	}
@@ -102,7 +102,7 @@ func (k *Key) needsLast(now int64) bool {
 // hasLeft reports whether the key, which is idle, is needed no more.
 func (k *Key) hasLeft(now int64) bool {
 	w := k.lease.Load()
-	holds := (w.Alive(now) || w.Doubted() && !w.Over(now)) && (k.held() > 0 || k.account.Outstanding())
+	holds := (k.keeps(w, now) || w.Doubted() && !w.Over(now)) && (k.held() > 0 || k.account.Outstanding())
 	return k.idle() && k.queue == nil && !holds && !(k.phase == phaseLeaving && k.needsLast(now))
 }
 
@@ -182,6 +182,7 @@ func (k *Key) LastFetch(first bool) *Fetch {
 	if k.hasLeft(now) {
 		return nil
 	}
-	k.account.Return(k.drain()) // at once, because handles still spend
+	k.expire(now)
+	k.account.Return(k.drain(), 0) // at once, because handles still spend
 	return k.order(next.Return, now, 0, 0)
 }

@@ -133,7 +133,7 @@ func (k *Key) allow() {
 func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, s
-	k.account.Begin(e.lives.Add(1), limit.Rolls)
+	k.account.Begin(limit, e.lives.Add(1))
 	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
 		k.limit.Store(&limit)
 	}
@@ -281,13 +281,11 @@ func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
-	k.expire(now)
-	was := k.phase
+	turned, was := k.expire(now), k.phase
 	var f *Fetch
-	if did := change(now); did.changed || k.phase != was {
+	if did := change(now); did.changed || turned || k.phase != was {
 		f = k.advance(now, did, slot)
 	}
-	k.note(now)
 	return f
 }
 
@@ -298,7 +296,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 		k.allow()
 		w := k.lease.Load()
 		if w.CancelOrder(); !w.Over(now) && k.held() > 0 {
-			k.account.Return(k.drain())
+			k.account.Return(k.drain(), 0)
 		}
 	}
 	k.serve(now, false)
@@ -321,7 +319,7 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 		f.slot = slot
 	}
 	k.publish(w)
-	if at = min(at, k.noteAt(now)); at != next.Never && k.phase != phaseRetired {
+	if at != next.Never && k.phase != phaseRetired {
 		k.usage().arm(now, at)
 	}
 	if k.queue != nil && k.queue.fetch == nil && k.queue.line.Empty() {
@@ -389,15 +387,24 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
 	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive && !w.Doubted()
-	if k.keeps(w, now) && (k.account.Unpaid() > 0 || k.refunding()) {
+	rolls := k.Limit().Rolls
+	switch {
+	case !k.keeps(w, now):
+	case rolls && u != nil: // what is unspent of a bucket that is over goes along with the next statement
+		f.Charge = u.charge
+	case k.account.Unpaid() > 0:
 		f.Charge = 1
 		if u != nil {
 			f.Charge = max(u.charge, 1)
 		}
 	}
-	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !k.refunding()
+	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !rolls
 	f.Low = w.OrderDue() && w.Remaining() > 0
 	if u == nil || k.idle() || k.env.Direct {
+		return f
+	}
+	if rolls {
+		k.lookAhead(&f)
 		return f
 	}
 	window := k.Limit().Window
@@ -405,12 +412,6 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
 	// Callers that come between the two bounds of the window's end would wait. If some are
 	// likely, read the end once more when it is near.
-	if k.Limit().Rolls {
-		if k.refreshRolling(&f, w); f.Over < now {
-			f.Used = false
-		}
-		return f
-	}
 	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
 	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
 		f.Refresh = at
@@ -427,20 +428,25 @@ func (k *Key) drain() int64 { return k.lease.Load().Drain() + k.queue.unreserve(
 // spent is how many tokens requests have used so far.
 func (k *Key) spent() int64 { return k.account.Spent(k.held()) }
 
-// refunding reports whether all returned tokens that the store has not confirmed are refunds of a
-// rolling limit, which can wait for another statement.
-func (k *Key) refunding() bool { return k.account.Rolls != nil && k.account.Rolls.Refunding() }
+// keeps reports whether what the key holds is not over. In the last moment of a fixed window it is; what a rolling limit's
+// account has may count for longer than its lease.
+func (k *Key) keeps(w *lease.Lease, now int64) bool {
+	return w.Alive(now) || k.Limit().Rolls && !w.Over(now)
+}
 
-// expire counts tokens and debt whose window is over. While a fetch is in flight its reply decides.
-func (k *Key) expire(now int64) {
-	if w := k.lease.Load(); w != nil && w.Over(now) && !k.queue.inFlight() {
+// expire counts tokens and debt whose window is over; while a fetch is in flight its reply decides. It reports whether a
+// rolling limit has another lease since, or may have tokens again.
+func (k *Key) expire(now int64) (changed bool) {
+	w := k.lease.Load()
+	switch {
+	case k.phase == phaseRetired || w == nil:
+	case k.Limit().Rolls:
+		return k.expireRolling(w, now)
+	case w.Over(now) && !k.queue.inFlight():
 		k.env.Counts.Move(k.account.Expire(k.drain()))
 		k.env.Counts.Move(k.account.ExpireDebt())
 	}
-	if t := k.Limit(); t.Rolls && k.deniedUntil() != 0 && now >= k.deniedUntil() { // some tokens count no more
-		k.allow()
-		k.lease.Load().Note(backend.State{Remaining: 1}, now)
-	}
+	return false
 }
 
 // enterWindow makes window the current one; the zero Window is none. The account has left the one
@@ -468,15 +474,14 @@ func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease 
 }
 
 // leaveWindow ends the account of the key's window, if no reply does that.
-func (k *Key) leaveWindow() {
-	held := k.drain()
-	k.settleLater(held)
-	k.env.Counts.Move(k.account.Leave(held))
-}
+func (k *Key) leaveWindow() { k.env.Counts.Move(k.account.Leave(k.drain())) }
 
-// settleLater records that requests which were charged in the window that the key leaves,
-// holding held, may still be settled.
-func (k *Key) settleLater(held int64) { k.env.Counts.Left.Add(k.account.Used(held)) }
+// moved counts what a reply with that grant has moved. Debt that the store has charged is no burst of demand.
+func (k *Key) moved(m account.Moved, grant int64) {
+	k.env.Counts.Move(m)
+	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-grant)
+	k.use.demand().Skip(m.Taken - grant)
+}
 
 // carried reports whether what was charged in that window counts in the key's present one.
 func (k *Key) carried(of backend.Window) bool {

@@ -57,13 +57,13 @@ func (r *rig) Send(f *Fetch) {
 	defer r.env.Calls.End()
 	trip := Trip{Made: true, Sent: r.env.Clock.Now()}
 	err := f.Begin()
-	var reply Reply
+	var reply backend.Reply
 	time.Sleep(time.Millisecond)
 	if r.away.Load() {
 		err = &backend.Error{Op: "sync", Err: errors.New("away")}
 	}
 	if err == nil {
-		reply.Reply, err = r.store.Sync(context.Background(), f.Req)
+		reply, err = r.store.Sync(context.Background(), f.Req)
 	}
 	trip.End = r.env.Clock.Now()
 	f.End(trip, reply, err)

@@ -72,8 +72,7 @@ func (k *Key) queued() *queue {
 }
 
 // Acquire decides on a request for n tokens, and waits for a fetch if one is needed. A
-// request that stays waits for tokens of windows to come. If Next is Call, the caller makes
-// a direct call.
+// request that stays waits for tokens of windows to come.
 func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 	w, v := k.decide(ctx, n, stay, !k.env.ByKey)
 	if v.Next == askLimit {
@@ -82,13 +81,8 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 		}
 		w, v = k.decide(ctx, n, stay, true)
 	}
-	switch v.Next {
-	case wait:
+	if v.Next == wait {
 		v = k.await(ctx, w)
-	case Call:
-		if _, v.Err = k.AskLimit(nil); v.Err != nil {
-			return Verdict{Err: v.Err}
-		}
 	}
 	return v
 }
@@ -142,10 +136,6 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			}
 		}
 		k.env.Counts.Waited.Add(1)
-		if k.rollsAlone(now) && !stay && k.account.Unpaid() == 0 && !k.misses(k.lease.Load()) { // debt is stated first, while its window is open
-			v.Next = Call
-			return unchanged
-		}
 		v.Next, w = wait, k.env.waiters.Get(n, stay)
 		if d, ok := ctx.Deadline(); ok && stay {
 			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
@@ -241,11 +231,10 @@ func (k *Key) cancel(w *waiter) {
 			return unchanged
 		}
 		k.env.Counts.Extra.Add(k.node.Hash, 1)
-		if k.Limit().Rolls && k.phase != phaseRetired {
-			did, ok := k.refundRolling(paid.Window, n, now)
-			if !ok { // they count no more
-				k.env.Counts.Refunded.Add(n)
-				k.env.Counts.Expired.Add(n)
+		if k.Limit().Rolls {
+			did, ok := k.refundRolling(chargeOf(w.Outcome.Answer), n, now)
+			if !ok {
+				k.env.Counts.RefundLeft(n)
 			}
 			return did
 		}
@@ -266,7 +255,7 @@ func (k *Key) cancel(w *waiter) {
 // their way to the store.
 func (k *Key) putBack(w *lease.Lease, n int64) {
 	if k.parted {
-		k.account.Return(n)
+		k.account.Return(n, k.held())
 		return
 	}
 	k.usage() // the store does not know that these are idle
@@ -328,9 +317,7 @@ func (k *Key) outcome(c *waiter, w *lease.Lease, v waiters.Verdict, now int64) (
 
 // source is where the decision on a request for n tokens came from that stood in line.
 func (k *Key) source(n int64) Source {
-	if e := k.env; k.Limit().Rolls { // only a call for one request is direct there
-		return Fetched
-	} else if e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
+	if e := k.env; e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
 		return Direct
 	}
 	return Fetched

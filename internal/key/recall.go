@@ -15,26 +15,14 @@ import (
 // batches are worth their calls. What callers need exactly costs about two calls a visit.
 const smallPart = 5
 
-// smallRolling is the same of a rolling limit, whose unspent tokens count for longer. Its requests
-// make direct calls, so that each token counts from when it is spent.
-const smallRolling = 30
-
-// rollsAlone reports whether a request that memory cannot answer makes a call of its own, because the limit is a rolling one and
-// small, or WithDirect. Once a window it stands in line nevertheless, if the limit is small, to learn how many
-// processes share it.
-func (k *Key) rollsAlone(now int64) bool {
-	t := k.Limit()
-	return t.Rolls && (k.env.Direct || k.small() && k.use != nil && now-k.use.replied < int64(t.Window))
-}
-
 // small reports whether the limit is so small that a batch would be most of a process' part.
 // Then the store grants what callers wait for, and nothing is ordered ahead.
 func (k *Key) small() bool {
 	t := k.Limit()
 	visit := k.use.demand().Visit()
 	part := smallPart * visit
-	if t.Rolls {
-		part = smallRolling
+	if t.Rolls { // the store sizes its grants
+		return false
 	} else if float64(idleMost(t.Tokens, k.use.demand())) < visit {
 		return k.env.guided()
 	}
@@ -44,7 +32,6 @@ func (k *Key) small() bool {
 // recall is what a key has heard, and waits for.
 type recall struct {
 	called  backend.Window // others want idle tokens of this window
-	missed  backend.Window // direct calls were refused tokens of this window that lie idle elsewhere
 	known   int64          // how many tokens the store believes idle here, at most; -1 = it could not call them
 	unknown int64          // since when tokens may lie here that it cannot call; 0 = none do
 	asked   int8           // statements for the line since the store called others, which did not serve it
@@ -60,7 +47,7 @@ type recall struct {
 func (k *Key) free() int64 { return max(k.held()-k.queue.callers().Tokens(), 0) }
 
 // believes records what the store believes idle here, after the reply r.
-func (f *Fetch) believes(r Reply) {
+func (f *Fetch) believes(r *backend.Reply) {
 	k := f.k
 	known := f.Req.Idle + max(r.Grant-f.Req.Need, 0)
 	switch {
@@ -103,13 +90,16 @@ const toldTimes = 4
 // Hear is the event of a message about the key.
 func (k *Key) Hear(m backend.Message) {
 	k.event(func(now int64) effect {
-		w := k.lease.Load()
+		w, rolls := k.lease.Load(), k.Limit().Rolls
 		current := w != nil && w.Window == m.Window
 		switch {
 		case k.phase == phaseRetired || m.Counter != k.Limit().Counter():
 		case m.Kind == backend.Voided:
 			return k.voided(m.Window, now)
-		case m.Kind == backend.Recall && (current || k.queue.inFlight() || w != nil && k.Limit().Rolls): // the reply may name that window
+		case m.Kind == backend.Recall && (current || k.queue.inFlight() || rolls && w != nil): // the reply may name that window
+			if rolls { // whose counter has no window
+				m.Window.End = 1
+			}
 			k.usage().recall.called = m.Window
 			return changed
 		case !current:
@@ -133,14 +123,12 @@ func (k *Key) Hear(m backend.Message) {
 // may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
 func (k *Key) voided(of backend.Window, now int64) effect {
 	w := k.lease.Load()
-	if rolls := k.Limit().Rolls; !rolls {
-		u := k.usage()
-		if u.voided == of || w != nil && w.Window.Gen > of.Gen {
-			return unchanged
-		}
-		if u.voided = of; k.queue.inFlight() {
-			k.queue.fetch.void = of.Gen + 1
-		}
+	u := k.usage()
+	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
+		return unchanged
+	}
+	if u.voided = of; k.queue.inFlight() {
+		k.queue.fetch.void = of.Gen + 1
 	}
 	if w == nil {
 		return unchanged
@@ -160,12 +148,12 @@ func (k *Key) void(w *lease.Lease, now int64) effect {
 
 // awaits reports whether the callers in line that r does not serve may get tokens that the
 // store calls back from others, and sets the time to ask for them.
-func (f *Fetch) awaits(c Trip, r Reply, now int64) bool {
+func (f *Fetch) awaits(c Trip, r *backend.Reply, now int64) bool {
 	k := f.k
-	if r.Called == 0 && r.Idle == 0 || r.Grant >= f.Req.Need && r.Remaining > 0 && f.serves(r) {
+	if r.Called == 0 && (r.Idle == 0 || f.Req.Limit.Rolls) || r.Grant >= f.Req.Need && r.Remaining > 0 && f.serves(r) {
 		if k.use != nil {
 			u := &k.use.recall
-			u.asked, u.again, u.until, u.missed = 0, 0, 0, backend.Window{}
+			u.asked, u.again, u.until = 0, 0, 0
 		}
 		return false
 	}
@@ -184,13 +172,9 @@ func (f *Fetch) awaits(c Trip, r Reply, now int64) bool {
 		u.until = now + longest
 	}
 	u.asked = min(u.asked+1, mostAsks+5)
-	over := f.Req.GaveUp || u.asked > mostAsks
-	if k.Limit().Rolls {
-		over = u.asked > 2 || u.asked > 1 && k.env.Direct // its callers have waited for a call already
-	}
 	switch {
-	case over: // probes of a key that refuses come ever more rarely
-		u.again, u.missed = now+wait<<max(u.asked-mostAsks, 0), backend.Window{}
+	case f.Req.GaveUp || u.asked > mostAsks: // probes of a key that refuses come ever more rarely
+		u.again = now + wait<<max(u.asked-mostAsks, 0)
 		return false
 	case u.asked == mostAsks:
 		wait = u.until - now
@@ -213,9 +197,9 @@ func (k *Key) longest() time.Duration { return min(k.Limit().Window/askTimes, k.
 
 // serves reports whether the store has enough for the first caller in line that the tokens at
 // hand and those of r do not serve.
-func (f *Fetch) serves(r Reply) bool {
+func (f *Fetch) serves(r *backend.Reply) bool {
 	hand := r.Grant
-	if r.Window == f.Req.Window {
+	if r.Window == f.Req.Window || f.Req.Limit.Rolls {
 		hand += f.k.held()
 	}
 	return f.k.queue.line.Lacks(hand) <= r.Remaining
@@ -223,15 +207,9 @@ func (f *Fetch) serves(r Reply) bool {
 
 // inVain reports whether r brings less than callers need. Those who came during a prefetch that
 // gets nothing have asked by it.
-func (f *Fetch) inVain(r Reply) bool {
+func (f *Fetch) inVain(r *backend.Reply) bool {
 	joined := f.Req.Want > 0 && r.Called > 0 && f.k.queue.line.Active() > 0
 	return r.Grant < f.Req.Need || r.Grant == 0 && joined
-}
-
-// misses reports whether a direct call was refused tokens of w that lie idle elsewhere. Then
-// those who make direct calls wait in line for one statement.
-func (k *Key) misses(w *lease.Lease) bool {
-	return w != nil && k.use != nil && k.use.recall.missed == w.Window
 }
 
 // LeastPatience is what a process on a busy machine needs to hear a call and to answer it,
@@ -241,11 +219,7 @@ const LeastPatience = 2 * time.Millisecond
 // patience is how long to wait for called tokens: half of a round trip of ours and up to a
 // quarter more, at random, so that not all who want them ask at one instant. The next statement
 // takes half of one to the store, as the reply did from there, so a holder has one and a half.
-// After a direct call that statement decides, so it waits for a whole one.
 func (k *Key) patience(c Trip) time.Duration {
 	wait := max(time.Duration(c.End-c.Sent), LeastPatience)
-	if !k.env.Direct || !k.Limit().Rolls {
-		wait = wait*3/4 - chance.Part(wait/4)
-	}
-	return min(wait, k.longest())
+	return min(wait*3/4-chance.Part(wait/4), k.longest())
 }

@@ -11,11 +11,12 @@ import (
 type Charge struct {
 	Tokens   int64
 	Window   backend.Window
-	Fallback bool // admitted by the failure policy
+	Bucket   int64 // of a rolling limit
+	Fallback bool  // admitted by the failure policy
 }
 
 func chargeOf(a Answer) Charge {
-	return Charge{Tokens: a.Charged, Window: a.Of, Fallback: a.Source == Fallback}
+	return Charge{Tokens: a.Charged, Window: a.Of, Bucket: a.Bucket, Fallback: a.Source == Fallback}
 }
 
 // Refund puts n tokens of c back into the stock if they came from there, after they have
@@ -33,7 +34,7 @@ func (k *Key) Refund(c Charge, n int64) {
 		case k.phase == phaseRetired:
 			return unchanged
 		case k.Limit().Rolls:
-			did, ok = k.refundRolling(c.Window, n, now)
+			did, ok = k.refundRolling(c, n, now)
 			return did
 		case w == nil || w.Window != c.Window && !k.carried(c.Window):
 			return unchanged
@@ -105,14 +106,17 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 
 // declare adds n tokens to the debt of w, and sets the time to state it.
 func (k *Key) declare(n int64, w *lease.Lease, now int64) {
-	if k.account.Unpaid() == 0 {
-		k.usage().charge = k.chargeAt(w, now)
+	if u := k.usage(); k.account.Unpaid() == 0 && !(k.Limit().Rolls && u.charge != 0) {
+		u.charge = k.chargeAt(w, now)
 	}
-	k.account.Declare(n)
+	k.account.Declare(n, now)
 }
 
-// chargeAt is when to state debt that is settled now.
+// chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
 func (k *Key) chargeAt(w *lease.Lease, now int64) int64 {
-	inTime := w.Deadline() - 2*int64(k.shard.Lead())
-	return min(now+int64(k.Limit().Window)/chargePart, inTime)
+	at := now + int64(k.Limit().Window)/chargePart
+	if !k.Limit().Rolls {
+		at = min(at, w.Deadline()-2*int64(k.shard.Lead()))
+	}
+	return at
 }

@@ -45,20 +45,13 @@ func AnswerSpecial(limit backend.Limit) (a Answer, special bool) {
 	return a, false
 }
 
-// Rolling is the length of a rolling limit's window, and 0 of others. By that much earlier than their
-// window ends tokens may be spent, because they count until a window after the slice in which they
-// may be.
-func Rolling(l backend.Limit) time.Duration {
-	if l.Rolls {
-		return l.Window
-	}
-	return 0
-}
-
 // Longest is how long a refused request may have to wait: for the window's end or, if the limit is a rolling
-// one, until a token counts no more that may be spent in the last slice of a lease.
+// one, until a token of the last bucket counts no more.
 func Longest(l backend.Limit) time.Duration {
-	return l.Window + Rolling(l)*(backend.Refundable+1)/backend.Slices
+	if l.Rolls {
+		return longestRolling(l.Window)
+	}
+	return l.Window
 }
 
 // Period returns the calendar's period at t, in Unix milliseconds; 0 if the limit has no calendar.

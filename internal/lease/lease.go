@@ -15,7 +15,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Lease is this process' share of one window of one key. Times are nanoseconds of the
+// Lease is this process' share of one window of one key or, of a rolling limit, of one bucket. Times are nanoseconds of the
 // owner's clock. Methods that are marked "Owner" need the owner's lock; all others are
 // safe for concurrent use. A nil Lease is over and holds nothing.
 type Lease struct {
@@ -27,12 +27,14 @@ type Lease struct {
 	// and a request opens the next one.
 	deadline atomic.Int64
 	reset    atomic.Int64
-	latest   int64 // owner
 
 	stock     atomic.Int64 // tokens to spend
 	reorder   atomic.Int64 // order a batch when the stock falls to this; none = never
 	remaining atomic.Int64 // tokens left in the store at the last reading
 	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
+
+	latest int64 // owner
+	Bucket int64 // of a rolling limit, else 0; never changes
 }
 
 // These are re-order points to which no stock falls, because further fields would not fit
@@ -54,42 +56,45 @@ func New(w backend.Window) *Lease {
 
 // Apply applies a reading of the store that was requested at sent and came at now. The
 // closest bounds of all readings count. LatestEnd never falls below Deadline, although the
-// store counts in microseconds and its clock may be set. The stock may be spent until past
-// before the window's end, which is the length of a rolling limit's window, and else 0. Owner.
-func (l *Lease) Apply(s backend.State, past time.Duration, sent, now int64) {
+// store counts in microseconds and its clock may be set. Owner.
+func (l *Lease) Apply(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := l.deadline.Load()
 	if sent >= -deadline { // see Doubt
-		deadline = max(deadline, sent+left-left/drift-int64(past))
+		deadline = max(deadline, sent+left-left/drift)
 	}
 	l.latest = max(min(l.latest, now+left+left/drift), deadline)
 	l.deadline.Store(deadline)
 	l.reset.Store(min(max(l.reset.Load(), sent+left), l.latest))
-	l.Note(s, now)
-}
-
-// Note applies what a reading says of the tokens that are left, and of when more come, which may be a
-// reading of another slice of a rolling limit. Owner.
-func (l *Lease) Note(s backend.State, now int64) {
 	l.remaining.Store(s.Remaining)
-	if s.Frees > 0 {
-		l.reset.Store(now + int64(s.Frees) + int64(s.Frees)/drift)
-	}
 }
 
-// StoreClock is an upper bound of the store's clock at now, in Unix microseconds, if the stock may
-// be spent until past before the window's end.
-func (l *Lease) StoreClock(past time.Duration, now int64) int64 {
-	return l.Window.End*1000 - (l.deadline.Load()+int64(past)-now)/1000 + 1
-}
-
-// Next returns an empty lease of w, which is in doubt if l is. Owner.
-func (l *Lease) Next(w backend.Window) *Lease {
-	to := New(w)
-	if l.Doubted() {
-		to.deadline.Store(l.deadline.Load())
+// Turn returns the lease that a rolling limit has after l: of a bucket, whose stock may be spent until deadline and which is over at
+// latest. It is l if that is of the same window and bucket, and else an empty one that knows what l knows. A nil l knows nothing. If l is in
+// doubt, the lease is, too, unless sent, when the reading was requested that it follows, is later. Owner.
+func (l *Lease) Turn(w backend.Window, bucket, deadline, latest, sent int64) *Lease {
+	to := l
+	if l == nil || l.Window != w || l.Bucket != bucket {
+		to = New(w)
+		to.Bucket = bucket
 	}
+	if l != nil && to != l {
+		to.reset.Store(l.reset.Load())
+		to.reorder.Store(l.reorder.Load())
+		to.remaining.Store(l.remaining.Load())
+	}
+	if l.Doubted() && sent < -l.deadline.Load() {
+		deadline = l.deadline.Load()
+	}
+	to.deadline.Store(deadline)
+	to.latest = latest
 	return to
+}
+
+// Note applies what a reading of a rolling limit says of the tokens that are left, and that more come after frees. Owner.
+func (l *Lease) Note(remaining int64, frees time.Duration, now int64) {
+	l.remaining.Store(remaining)
+	l.reset.Store(now + int64(frees) + int64(frees)/drift)
 }
 
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that

@@ -33,7 +33,7 @@ func TestBounds(t *testing.T) {
 		{"none is left", 0, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms},
 		{"the store's clock was set back", 5 * ms, 9 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500, 14*ms - 2500},
 	} {
-		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, 0, row.sent, row.now)
+		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
 		assert.Equal(t, []int64{row.deadline, row.reset, row.latest}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()}, row.what)
 		assert.True(t, l.Alive(row.deadline-1))
 		assert.False(t, l.Alive(row.deadline))
@@ -50,17 +50,17 @@ func TestBounds(t *testing.T) {
 func TestDoubt(t *testing.T) {
 	for _, next := range []bool{false, true} {
 		l := New(w)
-		l.Apply(backend.State{Left: time.Second}, 0, 0, ms)
+		l.Apply(backend.State{Left: time.Second}, 0, ms)
 		assert.True(t, l.Alive(3*ms) && !l.Doubted())
 		l.Doubt(4 * ms)
 		if next {
-			l = l.Next(backend.Window{End: 2})
-			assert.False(t, New(w).Next(l.Window).Doubted())
+			l = l.Turn(backend.Window{End: 2}, 1, 60*ms, 90*ms, 0)
+			assert.False(t, New(w).Turn(l.Window, 1, 60*ms, 90*ms, 0).Doubted())
 		}
-		l.Apply(backend.State{Left: time.Second}, 0, 4*ms-1, 5*ms)
+		l.Apply(backend.State{Left: time.Second}, 4*ms-1, 5*ms)
 		assert.True(t, l.Doubted())
 		assert.False(t, l.Alive(5*ms), "the reply may have left the store before")
-		l.Apply(backend.State{Left: time.Second}, 0, 4*ms, 6*ms)
+		l.Apply(backend.State{Left: time.Second}, 4*ms, 6*ms)
 		assert.True(t, l.Alive(6*ms) && !l.Doubted())
 	}
 	assert.False(t, (*Lease)(nil).Doubted())
@@ -86,7 +86,7 @@ func TestStock(t *testing.T) {
 	assert.Equal(t, [2]int64{6, 0}, [2]int64{spent, left}, "all that there is")
 	assert.Zero(t, l.Stock())
 	l.Publish(5, 0)
-	l.Apply(backend.State{Remaining: 8}, 0, 0, 0)
+	l.Apply(backend.State{Remaining: 8}, 0, 0)
 	assert.EqualValues(t, 13, l.Available())
 	assert.EqualValues(t, 5, l.Reserve())
 	assert.EqualValues(t, 8, l.Available())
@@ -125,7 +125,7 @@ func TestClaimReorder(t *testing.T) {
 // TestDenies: by the stock and by what the store has left.
 func TestDenies(t *testing.T) {
 	l := New(w)
-	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0, 0)
+	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
 	l.Publish(3, 0)
 	assert.False(t, l.Denies(9, 0), "not known")
 	l.Publish(0, 100*ms)
@@ -163,7 +163,7 @@ func TestDenialsDiffer(t *testing.T) {
 func TestNoFalseRefusal(t *testing.T) {
 	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
 		l := New(w)
-		l.Apply(backend.State{Left: time.Hour}, 0, 0, 0)
+		l.Apply(backend.State{Left: time.Hour}, 0, 0)
 		l.Publish(1, until)
 		var stop atomic.Bool
 		var wg sync.WaitGroup

@@ -110,7 +110,7 @@ func (w *world) newcomer() *client {
 	if w.control == "limiter" {
 		c.name = fmt.Sprintf("p%d.1", w.names/2)
 	}
-	c.Begin(1)
+	c.Begin(backend.Limit{}, 1)
 	return c
 }
 
@@ -213,7 +213,7 @@ func (w *world) begin(c *client) {
 	if w.control != "life" {
 		c.life++
 	}
-	c.Begin(c.life)
+	c.Begin(backend.Limit{}, c.life)
 	c.window, c.spent, c.deadline, c.inFlight = backend.Window{}, 0, 0, false
 }
 
@@ -239,7 +239,7 @@ func (w *world) step() {
 	case 7:
 		n := w.some(c.held)
 		c.held -= n
-		c.Return(n)
+		c.Return(n, 0)
 		w.send(c, 0)
 	case 8: // a refund
 		if n := w.some(c.spent); w.clockOf(c) < c.deadline {
@@ -248,7 +248,7 @@ func (w *world) step() {
 		}
 	case 9:
 		if w.control == "confirm" {
-			c.Return(c.held)
+			c.Return(c.held, 0)
 			c.held = 0
 			w.send(c, 0)
 			w.begin(c)
@@ -258,7 +258,7 @@ func (w *world) step() {
 	case 10: // used above a charge
 		if n := w.some(2) * w.some(1); w.overdraw && c.window.End != 0 {
 			c.spent += n
-			c.Declare(n)
+			c.Declare(n, 0)
 			w.overdrawn[c.window] += n
 		}
 	case 11: // without an account

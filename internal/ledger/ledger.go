@@ -169,6 +169,9 @@ func (c *Counter) reading(l backend.Limit, now int64) backend.State {
 	if c.end != 0 {
 		state.Left = time.Duration(c.end*1000-now) * time.Microsecond
 	}
+	if c.ring != nil && state.Remaining == 0 {
+		state.Frees = max(time.Duration(c.ring.leaves(1)-now)*time.Microsecond, 0)
+	}
 	return state
 }
 

@@ -329,22 +329,30 @@ func (s *step) use(from, to int64) float64 {
 
 func (s *step) ceil(from, to int64) int64 { return int64(math.Ceil(s.use(from, to))) }
 
-// frees says when tokens come, if the client got fewer than it could use: when as many have left the ring as it and others that were
-// told before it wait for. What is free already is theirs.
+// leaves is when n tokens have left the ring, us.
+func (r *ring) leaves(n int64) int64 {
+	left, i := int64(0), 0
+	for ; i < len(r.counts) && (i == 0 || left < n); i++ {
+		left += r.counts[i]
+	}
+	return backend.BucketEnd(r.low+int64(i)-1+backend.Buckets, r.length)
+}
+
+// frees says when tokens come, if the client got fewer than it could use: when as many have left the ring as its first caller and
+// others that were told before it wait for. What is free already is theirs.
 func (s *step) frees() {
 	if !s.lacks {
 		return
 	}
-	r, short := s.ring, max(s.Need-s.reply.Grant, 0)
-	if short > 0 && r.promised == 0 {
-		short = max(short-(s.Limit.Tokens-s.count), 1)
+	r, short, first := s.ring, max(s.Need-s.reply.Grant, 0), s.Least
+	if s.Client == "" {
+		first = s.Need
 	}
-	left, bucket := int64(0), r.low
-	for i := 0; i < len(r.counts) && (i == 0 || left < r.promised+max(short, 1)); i++ {
-		left += r.counts[i]
-		bucket = r.low + int64(i) + 1
+	if r.promised == 0 {
+		free := s.Limit.Tokens - s.count
+		short, first = min(short, max(short-free, 1)), first-free
 	}
-	s.reply.Frees = max(time.Duration(backend.BucketEnd(bucket-1+backend.Buckets, r.length)-s.now)*time.Microsecond, 0)
+	s.reply.Frees = max(time.Duration(r.leaves(r.promised+max(min(short, first), 1))-s.now)*time.Microsecond, 0)
 	if !s.calling && s.reply.Frees > 0 { // else it asks again before that
 		r.promised = min(r.promised+short, s.Limit.Tokens)
 	}

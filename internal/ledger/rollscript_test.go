@@ -183,6 +183,9 @@ func TestRollScript(t *testing.T) {
 			require.Equal(t, []int64{0, now + length, state.Window.End, state.Window.Gen}, v[:4])
 			require.Equal(t, c.time(now+length), v[1]+v[5])
 			require.Equal(t, state.Remaining, max(limit-v[4], 0))
+			if state.Remaining == 0 {
+				require.Equal(t, state.Frees.Microseconds(), v[6])
+			}
 			if c.ring != nil {
 				require.Equal(t, c.rollText(), s.HGetAll(ctx, s.keys[0]).Val(), "%+v at %d", q, now)
 			}

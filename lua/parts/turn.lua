@@ -12,6 +12,14 @@ if present - 20 > low then
 end
 present = low + 20
 local stop = 0
+local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
+  local left, i = 0, 0
+  while i < #counts and (i == 0 or left < n) do
+    i = i + 1
+    left = left + counts[i]
+  end
+  return max((low + i + 20) * unit - now, 0)
+end
 local function total()                                 -- what counts no more, or not yet, has no text
   local n = #counts
   while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end

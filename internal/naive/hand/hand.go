@@ -73,7 +73,7 @@ func (h *Hand) Over(now int64) bool { return h.Window.End != 0 && now >= h.Windo
 // Begin begins a life of the account. The life before must be settled, with nothing in hand.
 func (h *Hand) Begin(limit backend.Limit, life int64) {
 	*h = Hand{Life: life}
-	h.Account.Begin(life)
+	h.Account.Begin(backend.Limit{}, life)
 	h.Buckets.Begin(limit, life)
 }
 
@@ -148,7 +148,7 @@ func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) err
 	if limit.Rolls {
 		h.Buckets.Return(n, h.Held)
 	} else {
-		h.Account.Return(n)
+		h.Account.Return(n, 0)
 	}
 	h.Held -= n
 	return l.Return(who, h.Name(limit), n)
@@ -188,7 +188,7 @@ func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
 	if limit.Rolls {
 		h.Buckets.Declare(1, h.Buckets.Now(now*1000))
 	} else {
-		h.Account.Declare(1)
+		h.Account.Declare(1, 0)
 	}
 	l.Declare(now, who, h.Name(limit), 1)
 }
