@@ -1013,22 +1013,8 @@ func newStubborn() *stubborn {
 	return s
 }
 
-type ofItsOwn struct {
-	opts    []reservoir.Option
-	settles bool // another call may give back what one has charged
-}
-
-// rolling makes the limit of all keys an hour's rolling one.
-func rolling(tokens int64) reservoir.Option {
-	return reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(tokens).Rolling() })
-}
-
 // alone are the ways in which each request of a key makes a call of its own.
-var alone = map[string]ofItsOwn{
-	"no room":         {[]reservoir.Option{reservoir.WithMaxKeys(0)}, false},
-	"rolling":         {[]reservoir.Option{reservoir.WithDirect(), rolling(100)}, true},
-	"rolling/no room": {[]reservoir.Option{reservoir.WithMaxKeys(0), rolling(100)}, true},
-}
+var alone = map[string]reservoir.Limit{"no room": reservoir.PerHour(100), "rolling/no room": reservoir.PerHour(100).Rolling()}
 
 // A store that does not obey its context holds no caller: after the fetch timeout and a little
 // more, the failure policy answers. What comes later goes back or, without an account, expires.
@@ -1091,14 +1077,14 @@ func TestStoreThatIgnoresItsContext(t *testing.T) {
 	}
 }
 
-// Calls of one request whose replies come after the fetch timeout, or after the caller has left, give
-// back what they charged, also if Close comes in between. Without an account, that expires.
+// What calls of one request have charged whose replies come after the fetch timeout, or after the caller has left, expires, also if
+// Close comes in between.
 func TestLateCallsServeNobody(t *testing.T) {
 	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {
 		for _, closing := range []bool{false, true} {
-			inBubbles(t, fmt.Sprint(delay, "/", closing), alone, func(t *testing.T, name string, how ofItsOwn) {
+			inBubbles(t, fmt.Sprint(delay, "/", closing), alone, func(t *testing.T, _ string, limit reservoir.Limit) {
 				s := newStubborn()
-				l := open(t, s, reservoir.PerHour(100), how.opts...)
+				l := open(t, s, limit, reservoir.WithMaxKeys(0))
 				require.True(t, allow(t, l, "k", 5).Allowed)
 				s.delay.Store(int64(delay))
 				for range 3 {
@@ -1119,12 +1105,9 @@ func TestLateCallsServeNobody(t *testing.T) {
 				stats := l.Stats()
 				assert.Zero(t, stats.Unknown)
 				assert.GreaterOrEqual(t, stats.Taken, int64(5+3*7))
-				if how.settles {
-					assert.EqualValues(t, 5, used(t, s, "k"))
-					assert.EqualValues(t, stats.Taken-5, stats.Returned)
-					return
-				}
-				assert.Equal(t, stats.Taken, used(t, s, "k"))
+				free, err := s.Check(bg, "k", backend.Limit(limit))
+				require.NoError(t, err)
+				assert.Equal(t, stats.Taken, 100-free.Remaining)
 				assert.EqualValues(t, stats.Taken-5, stats.Expired)
 			})
 		}
@@ -1180,9 +1163,9 @@ func TestLateGrantsOfTheLineGoBack(t *testing.T) {
 // A server that always answers too late for callers of little patience is away, although it
 // answers.
 func TestAnswersThatAreAlwaysLate(t *testing.T) {
-	inBubbles(t, "", alone, func(t *testing.T, name string, how ofItsOwn) {
+	inBubbles(t, "", alone, func(t *testing.T, _ string, limit reservoir.Limit) {
 		s, heard := newStubborn(), new(states)
-		l := open(t, s, reservoir.PerHour(100), append(how.opts, heard.option())...)
+		l := open(t, s, limit, reservoir.WithMaxKeys(0), heard.option())
 		s.delay.Store(int64(150 * time.Millisecond))
 		for range 20 {
 			ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
@@ -1319,10 +1302,9 @@ func exploding(net *testnet.Network, op string, b *bomb) *testnet.Network {
 func TestPanics(t *testing.T) {
 	for where, f := range map[string]testnet.Fault{
 		"StoreCall": testnet.Panic, "ShardState": testnet.Panic, "Shard": testnet.Panic, "limits": testnet.Panic,
-		"sync": testnet.Panic, "take": testnet.Panic, "check": testnet.Panic, "settle": testnet.Panic,
-		"sync exits": testnet.Exit, "take exits": testnet.Exit, "check exits": testnet.Exit, "settle exits": testnet.Exit,
+		"sync": testnet.Panic, "check": testnet.Panic, "sync exits": testnet.Exit, "check exits": testnet.Exit,
 	} {
-		inBubbles(t, where, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		inBubbles(t, where, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
 			var on atomic.Bool
 			mayPanic := func(here string) {
 				if where == here && on.Load() {
@@ -1331,9 +1313,6 @@ func TestPanics(t *testing.T) {
 			}
 			limit := reservoir.PerMinute(1000)
 			op, _, _ := strings.Cut(where, " ")
-			if op == "take" || op == "settle" {
-				limit = limit.Rolling() // fixed limits have no such calls
-			}
 			net := testnet.Far(time.Millisecond)
 			l := open(t, sharded{net, func() string { mayPanic("Shard"); return "" }}, limit, opt,
 				reservoir.WithHooks(reservoir.Hooks{
@@ -1363,7 +1342,7 @@ func TestPanics(t *testing.T) {
 			}
 			_ = survives(func() error { return l.Refund(bg, before) })
 			synctest.Wait()
-			if op == "sync" || op == "check" || name == "direct" && limit.Rolls {
+			if op == "sync" || op == "check" {
 				require.Positive(t, net.Happened(f))
 			}
 			on.Store(false)
@@ -1418,12 +1397,7 @@ func TestPanicsThatNobodyGets(t *testing.T) {
 		"limits": {"limits", batches, background}, "sync": {"sync", batches, background},
 		"sync for nobody": {"sync", batches, leaves(20*time.Millisecond, ask)}, "at this moment": {"sync", batches, leaves(10*time.Millisecond, ask)},
 		"sync without an account": {"sync", noRoom, leaves(20*time.Millisecond, ask)},
-		"take":                    {"take", noRoom, leaves(20*time.Millisecond, ask)}, "check": {"check", batches, leaves(20*time.Millisecond, check)},
-		"reset": {"reset", batches, leaves(20*time.Millisecond, reset)},
-		"undo": {"settle", noRoom, func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) int64 {
-			net.MoveTo(8 * time.Millisecond)
-			return leaves(0, ask)(t, l, net, b)
-		}},
+		"check":                   {"check", batches, leaves(20*time.Millisecond, check)}, "reset": {"reset", batches, leaves(20*time.Millisecond, reset)},
 		"probe": {"sync", batches, func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) int64 {
 			b.armed.Store(false)
 			breakdown(t, l, net, testnet.LoseRequest)
@@ -1441,14 +1415,11 @@ func TestPanicsThatNobodyGets(t *testing.T) {
 		}},
 	} {
 		for _, exits := range []bool{false, true} {
-			if exits && (c.op == "sync" || c.op == "settle") { // a failure of the store, for which its circuit opens
+			if exits && c.op == "sync" { // a failure of the store, for which its circuit opens
 				continue
 			}
 			inBubble(t, fmt.Sprintf("%s/exits=%t", what, exits), func(t *testing.T) {
 				text, b, net, limit := recordLog(t), &bomb{exits: exits}, testnet.Far(time.Millisecond), reservoir.PerMinute(1000)
-				if c.op == "take" || c.op == "settle" {
-					limit = limit.Rolling() // fixed limits have no such calls
-				}
 				l := open(t, exploding(net, c.op, b), limit, c.opt, reservoir.WithLimits(func(string) reservoir.Limit {
 					if c.op == "limits" {
 						b.tick()

@@ -735,23 +735,6 @@ func TestRefundAfterTokensHaveExpired(t *testing.T) {
 	}
 }
 
-// A key of a rolling limit is forgotten during a direct call. How the call ends is counted all the same: a refusal,
-// and what FailOpen admits.
-func TestForgottenDuringADirectCall(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		net := testnet.Far(40 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(5).Rolling(), reservoir.WithDirect(), reservoir.WithIdle(10*time.Millisecond), reservoir.WithFailOpen())
-		require.True(t, allow(t, l, "k", 5).Allowed)
-		require.False(t, allow(t, l, "k", 5).Allowed)
-		assert.EqualValues(t, 1, l.Stats().Denied)
-		net.Always(testnet.Refuse)
-		require.True(t, allow(t, l, "k", 5).Allowed)
-		s := l.Stats()
-		assert.Zero(t, s.Keys)
-		assert.EqualValues(t, 5, s.Debt+s.Overdrawn)
-	})
-}
-
 // FailOpen has admitted a request of a key that this process did not know, so it is overdrawn
 // at once, and so is what it used above that. When the store is back, nothing of it is
 // charged there, or goes back to it.

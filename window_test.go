@@ -975,7 +975,7 @@ func TestPlanOfAnotherLength(t *testing.T) {
 				require.True(t, r.Allowed)
 				require.Equal(t, c.after.Tokens, r.Limit)
 				if c.ends.IsZero() {
-					require.LessOrEqual(t, time.Until(r.Reset), c.after.Window*3/2)
+					require.LessOrEqual(t, time.Until(r.Reset), c.after.Window*31/20)
 				} else {
 					require.True(t, c.ends.Equal(r.Reset), "the window ends at %v", r.Reset)
 				}
@@ -1090,7 +1090,7 @@ func TestAnotherLengthAfterClose(t *testing.T) {
 				require.True(t, r.Allowed)
 				require.Equal(t, c[1].Tokens, r.Limit)
 				require.Equal(t, c[1].Window, r.Window)
-				require.LessOrEqual(t, time.Until(r.Reset), c[1].Window*3/2)
+				require.LessOrEqual(t, time.Until(r.Reset), c[1].Window*31/20)
 				require.Equal(t, c[1].Tokens-1, drain(t, second, "k", 1))
 			}
 		})
@@ -1402,7 +1402,7 @@ func TestMonthAfterAReset(t *testing.T) {
 	}
 }
 
-// TestRolling: a used-up rolling limit gives back what was spent a window ago, slice by slice.
+// TestRolling: a used-up rolling limit gives back what was spent a window ago, bucket by bucket.
 func TestRolling(t *testing.T) {
 	for _, direct := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -1437,20 +1437,20 @@ func TestRolling(t *testing.T) {
 	}
 }
 
-// TestRollingCheck: RetryAfter of a Check is true, also where it is longer than the window, because
-// a call may take long and counts in the slice in which it ends at the latest.
+// TestRollingCheck: RetryAfter of a Check is true, also where it is longer than the window.
 func TestRollingCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := open(t, memstore.New(), reservoir.PerMinute(10).Rolling(), reservoir.WithDirect(), reservoir.WithFetchTimeout(time.Minute))
+		store := memstore.New()
+		l, other := open(t, store, reservoir.PerMinute(10).Rolling(), reservoir.WithDirect()), open(t, store, reservoir.PerMinute(10).Rolling(), reservoir.WithDirect())
 		require.Equal(t, time.Minute, allow(t, l, "k", 10).Window)
 		r, err := l.Check(bg, "k")
 		require.NoError(t, err)
-		require.Greater(t, r.RetryAfter, 70*time.Second)
-		require.Equal(t, r.RetryAfter, allow(t, l, "k", 1).RetryAfter)
+		require.Greater(t, r.RetryAfter, time.Minute)
+		require.GreaterOrEqual(t, allow(t, l, "k", 1).RetryAfter, r.RetryAfter, "processes do not all ask at once")
 		time.Sleep(r.RetryAfter - time.Millisecond)
 		require.False(t, allow(t, l, "k", 1).Allowed)
 		time.Sleep(time.Millisecond)
-		require.True(t, allow(t, l, "k", 1).Allowed)
+		require.True(t, allow(t, other, "k", 1).Allowed)
 	})
 }
 
@@ -1495,27 +1495,26 @@ func TestRollingSilent(t *testing.T) {
 	})
 }
 
-// TestRollingSlowReplies: who is so far from the store that its direct calls come too late for the window gets
-// an outage's error, and the tokens go back.
+// TestRollingSlowReplies: a process so far from the store that all replies come after their buckets gets an outage's error, and the
+// tokens go back.
 func TestRollingSlowReplies(t *testing.T) {
-	inBubble(t, "direct", func(t *testing.T) {
-		net, limit := testnet.Far(310*time.Millisecond), reservoir.PerSecond(20).Rolling()
-		l := open(t, net, limit, reservoir.WithFetchTimeout(time.Second), reservoir.WithDirect())
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(810*time.Millisecond), reservoir.PerSecond(20).Rolling()
+		l := open(t, net, limit, reservoir.WithFetchTimeout(3*time.Second), opt)
 		_, err := l.Allow(bg, "k")
 		failure, ok := errors.AsType[*reservoir.StoreError](err)
 		require.True(t, ok, "%v", err)
 		require.Equal(t, backend.Unavailable, failure.Class)
-		require.Equal(t, 2, net.Count("take"), "once more")
+		require.Equal(t, 3, net.Count("sync"))
 		time.Sleep(2 * time.Second)
-		require.Equal(t, 2, net.Count("settle"))
 		free, err := net.Store().Check(bg, "k", backend.Limit(limit))
 		require.NoError(t, err)
 		require.EqualValues(t, 20, free.Remaining)
 	})
 }
 
-// TestRollingStep: a store's clock that steps back keeps nobody waiting for longer than the longest lease and a
-// window, although refusals write nothing else.
+// TestRollingStep: a store's clock that steps back keeps nobody waiting for longer than the wait that it was told before and another
+// one, because the ring's clock stands still until the next statement.
 func TestRollingStep(t *testing.T) {
 	for _, direct := range []bool{true, false} {
 		inBubble(t, strconv.FormatBool(direct), func(t *testing.T) {
@@ -1531,7 +1530,7 @@ func TestRollingStep(t *testing.T) {
 				var err error
 				r, err = l.Allow(bg, "k")
 				require.NoError(t, err)
-				require.Less(t, time.Since(start), 90*time.Second)
+				require.Less(t, time.Since(start), 130*time.Second)
 			}
 		})
 	}
