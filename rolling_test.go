@@ -1,0 +1,785 @@
+package reservoir_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/testnet"
+	"github.com/go-reservoir/reservoir/sharding"
+)
+
+// What a rolling limit promises, and what it costs. The judges know nothing of buckets, only of times and tokens.
+
+// request is one request of a scene: n tokens, of which it uses some, as is known a while later.
+type request struct {
+	at    time.Duration // since the scene's start
+	who   int           // the process
+	n     int64
+	used  int64
+	after time.Duration // when it is settled; 0 = it uses n
+}
+
+// arrivals are requests like r, at random times and processes, so many a second.
+func arrivals(rnd *rand.Rand, from, to time.Duration, processes int, rate float64, r request) (all []request) {
+	for r.at = from; ; {
+		r.at += time.Duration(rnd.ExpFloat64() * float64(time.Second) / rate)
+		if r.at >= to {
+			return all
+		}
+		r.who = rnd.IntN(processes)
+		all = append(all, r)
+	}
+}
+
+// spends is a list of admissions.
+type spends struct {
+	sync.Mutex
+	all     []spend
+	refused []time.Time
+}
+
+type spend struct {
+	at   time.Time
+	used int64
+}
+
+// play makes requests at their times, and settles them.
+func play(t *testing.T, all []*reservoir.Limiter, requests []request) *spends {
+	s, start := new(spends), time.Now()
+	var wg sync.WaitGroup
+	for _, q := range requests {
+		time.Sleep(q.at - time.Since(start))
+		wg.Go(func() {
+			l := all[q.who]
+			r := allow(t, l, "k", q.n)
+			s.add(r, q.used)
+			if r.Allowed && q.after > 0 {
+				time.Sleep(q.after)
+				assert.NoError(t, l.Settle(bg, r, q.used))
+			}
+		})
+	}
+	wg.Wait()
+	return s
+}
+
+func (s *spends) add(r reservoir.Result, used int64) {
+	s.Lock()
+	defer s.Unlock()
+	if r.Allowed {
+		s.all = append(s.all, spend{time.Now(), used})
+	} else {
+		s.refused = append(s.refused, time.Now())
+	}
+}
+
+// between is how many tokens were used from one time until another.
+func (s *spends) between(from, to time.Time) (n int64) {
+	for _, x := range s.all {
+		if !x.at.Before(from) && x.at.Before(to) {
+			n += x.used
+		}
+	}
+	return n
+}
+
+// most is the largest number of tokens used in any interval of a length.
+func (s *spends) most(length time.Duration) (most int64) {
+	from, n := 0, int64(0)
+	for _, x := range s.all { // in order, because they were added in it
+		n += x.used
+		for x.at.Sub(s.all[from].at) >= length {
+			n -= s.all[from].used
+			from++
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// exactLog is how many tokens a log of all charges uses, if one process has all requests: as many as is possible.
+// Requests before warm count for nothing.
+func exactLog(limit reservoir.Limit, requests []request, warm time.Duration) (used int64) {
+	type event struct {
+		at      time.Duration
+		request int
+		settles bool
+	}
+	var events []event
+	for i, q := range requests {
+		events = append(events, event{q.at, i, false}, event{q.at + q.after, i, true})
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return int(a.at - b.at) })
+	charged := make([]int64, len(requests))
+	oldest, sum := 0, int64(0)
+	for _, e := range events {
+		q := requests[e.request]
+		for ; oldest < e.request && requests[oldest].at <= e.at-limit.Window; oldest++ {
+			sum -= charged[oldest]
+			charged[oldest] = 0
+		}
+		switch {
+		case e.settles && charged[e.request] > 0:
+			sum += q.used - charged[e.request]
+			charged[e.request] = q.used
+		case !e.settles && sum+q.n <= limit.Tokens:
+			sum += q.n
+			if charged[e.request] = q.n; q.at >= warm {
+				used += q.used
+			}
+		}
+	}
+	return used
+}
+
+// unused are the ways in which tokens that were charged turn out not to be used. Each charges n tokens and returns how many of them were
+// used.
+var unused = map[string]func(t *testing.T, net *testnet.Network, l *reservoir.Limiter, n int64) (used int64){
+	"refunded": func(t *testing.T, _ *testnet.Network, l *reservoir.Limiter, n int64) int64 {
+		var results []reservoir.Result
+		for range n {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			results = append(results, r)
+		}
+		for _, r := range results {
+			require.NoError(t, l.Refund(bg, r))
+		}
+		return 0
+	},
+	"settled": func(t *testing.T, _ *testnet.Network, l *reservoir.Limiter, n int64) int64 {
+		var results []reservoir.Result
+		for range n / 20 {
+			r := allow(t, l, "k", 20)
+			require.True(t, r.Allowed)
+			results = append(results, r)
+		}
+		time.Sleep(time.Second)
+		for _, r := range results {
+			require.NoError(t, l.Settle(bg, r, 2))
+		}
+		return n / 20 * 2
+	},
+	"given up": func(t *testing.T, _ *testnet.Network, l *reservoir.Limiter, n int64) int64 {
+		crowd(int(n), func(int) {
+			ctx, cancel := context.WithTimeout(bg, rtt/4)
+			defer cancel()
+			_, err := l.Allow(ctx, "k")
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+		return 0
+	},
+	"a group's": func(t *testing.T, net *testnet.Network, l *reservoir.Limiter, n int64) int64 {
+		other, mine := open(t, net, reservoir.PerHour(1)), open(t, net, reservoir.PerHour(1))
+		g := reservoir.NewGroup(l, mine)
+		for i := range n {
+			full := fmt.Sprintf("%p %d", l, i)
+			require.True(t, allow(t, other, full, 1).Allowed)
+			r, err := g.Allow(bg, "k", full)
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.Equal(t, 1, r.Limiter)
+		}
+		return 0
+	},
+}
+
+// TestRollingUnusedTokens: tokens that were charged and not used can be used by another process, soon and in all of the window, and
+// so can all of the limit later.
+func TestRollingUnusedTokens(t *testing.T) {
+	for what, leave := range unused {
+		for _, c := range []struct {
+			tokens    int64
+			processes int
+		}{{1000, 1}, {60, 3}} {
+			for how, opt := range twoWays {
+				for _, later := range []time.Duration{time.Second, 4 * time.Second, 39 * time.Second, 95 * time.Second} {
+					inBubble(t, fmt.Sprintf("%s/%d/%s/%v", what, c.tokens, how, later), func(t *testing.T) {
+						net, limit := testnet.Far(rtt/2), reservoir.PerMinute(c.tokens).Rolling()
+						all := fleetOn(t, c.processes+1, net, limit, opt)
+						used := int64(0)
+						for _, l := range all[:c.processes] {
+							used += leave(t, net, l, c.tokens/int64(c.processes))
+						}
+						time.Sleep(later)
+						if later > time.Minute {
+							used = 0
+						}
+						got := drain(t, all[c.processes], "k", 1)
+						t.Logf("%d of %d", got, c.tokens-used)
+						assert.Equal(t, c.tokens-used, got)
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestRollingSettleBelowTheReserve: requests charge 20 tokens and use fewer, as they know a while later. Nearly as much of the limit is used as
+// by a log of all charges.
+func TestRollingSettleBelowTheReserve(t *testing.T) {
+	const processes, warm, windows = 3, 2, 4
+	for _, c := range []struct {
+		used     int64
+		from, to time.Duration // how long after a request it is settled
+		least    float64
+	}{
+		{10, 500 * time.Millisecond, 10 * time.Second, 0.95},
+		{10, time.Second, time.Second, 0.95},
+		{2, 500 * time.Millisecond, 10 * time.Second, 0.7},
+	} {
+		inBubble(t, fmt.Sprintf("use=%d/%v", c.used, c.to), func(t *testing.T) {
+			limit := reservoir.PerMinute(6000).Rolling()
+			rnd := rand.New(rand.NewPCG(1, 1))
+			requests := arrivals(rnd, 0, (warm+windows)*time.Minute, processes, 1.5*6000/60/float64(c.used), request{n: 20, used: c.used})
+			for i := range requests {
+				requests[i].after = c.from + time.Duration(rnd.Float64()*float64(c.to-c.from))
+			}
+			start := time.Now().Add(warm * time.Minute)
+			s := play(t, fleetOn(t, processes, testnet.Far(rtt/2), limit), requests)
+			got, could := s.between(start, start.Add(windows*time.Minute)), exactLog(limit, requests, warm*time.Minute)
+			t.Logf("%.3f of the limit, %.3f of what is possible", float64(got)/windows/6000, float64(got)/float64(could))
+			assert.GreaterOrEqual(t, float64(got)/float64(could), c.least)
+			assert.LessOrEqual(t, s.most(time.Minute), limit.Tokens)
+		})
+	}
+}
+
+// TestRollingRefusalsMakeNoCalls: far above a small limit, calls do not grow with the demand.
+func TestRollingRefusalsMakeNoCalls(t *testing.T) {
+	const processes, warm, windows = 8, 2, 4
+	for _, load := range []float64{10, 100} {
+		inBubble(t, fmt.Sprint(load), func(t *testing.T) {
+			net, limit := testnet.Far(rtt/2), reservoir.PerMinute(60).Rolling()
+			requests := arrivals(rand.New(rand.NewPCG(1, 2)), 0, (warm+windows)*time.Minute, processes, load, request{n: 1, used: 1})
+			start := time.Now().Add(warm * time.Minute)
+			s := play(t, fleetOn(t, processes, net, limit), requests)
+			calls := 0
+			for _, c := range net.Calls("") {
+				if c.At.After(start) {
+					calls++
+				}
+			}
+			t.Logf("%d calls a window, %.3f of the limit", calls/windows, float64(s.between(start, time.Now()))/windows/60)
+			assert.LessOrEqual(t, calls/windows, 80)
+			assert.GreaterOrEqual(t, s.between(start, time.Now()), int64(windows*60*0.9))
+			assert.LessOrEqual(t, s.most(time.Minute), limit.Tokens)
+		})
+	}
+}
+
+// TestRollingCrowdOnAUsedUpKey: all who come to a key that others have used up share a few calls.
+func TestRollingCrowdOnAUsedUpKey(t *testing.T) {
+	for how, opt := range twoWays {
+		for _, pause := range []time.Duration{0, time.Millisecond} {
+			inBubble(t, fmt.Sprintf("%s/%v", how, pause), func(t *testing.T) {
+				net := testnet.Far(rtt / 2)
+				all := fleetOn(t, 2, net, reservoir.PerMinute(60).Rolling(), opt)
+				require.EqualValues(t, 60, drain(t, all[0], "k", 1))
+				calls := net.Count("")
+				crowd(1000, func(i int) {
+					time.Sleep(time.Duration(i) * pause)
+					assert.False(t, allow(t, all[1], "k", 1).Allowed)
+				})
+				t.Logf("%d calls", net.Count("")-calls)
+				assert.LessOrEqual(t, net.Count("")-calls, 20)
+			})
+		}
+	}
+}
+
+// TestRollingDemandMoves: nine processes share the demand, and suddenly two have all. What the others hold comes back before
+// somebody is refused.
+func TestRollingDemandMoves(t *testing.T) {
+	const moves, seeds = 20 * time.Second, 5
+	for _, tokens := range []int64{1000, 9000} {
+		for _, delay := range []time.Duration{time.Millisecond / 2, 10 * time.Millisecond} {
+			for load, most := range map[float64]float64{1.2: 0.02, 3: 0.07} {
+				t.Run(fmt.Sprintf("%d/%v/%v", tokens, 2*delay, load), func(t *testing.T) {
+					limit, sum := reservoir.PerMinute(tokens).Rolling(), 0.0
+					for seed := range uint64(seeds) {
+						synctest.Test(t, func(t *testing.T) {
+							rnd, rate := rand.New(rand.NewPCG(seed, 3)), load*float64(tokens)/60
+							requests := append(arrivals(rnd, 0, moves, 9, rate, request{n: 1, used: 1}), arrivals(rnd, moves, time.Minute, 2, rate, request{n: 1, used: 1})...)
+							start := time.Now()
+							s := play(t, fleetOn(t, 9, testnet.Far(delay), limit), requests)
+							i := slices.IndexFunc(s.refused, func(at time.Time) bool { return at.Sub(start) >= moves })
+							require.GreaterOrEqual(t, i, 0, "nobody was refused")
+							sum += 1 - float64(s.between(start, s.refused[i]))/float64(tokens)
+							assert.LessOrEqual(t, s.most(time.Minute), tokens)
+						})
+					}
+					t.Logf("%.1f %% unspent", 100*sum/seeds)
+					assert.LessOrEqual(t, sum/seeds, most)
+				})
+			}
+		}
+	}
+}
+
+// TestRollingStockOfWhoLeaves: a process holds much of a limit, and is closed, or forgets the key. The next one gets all of it at once.
+func TestRollingStockOfWhoLeaves(t *testing.T) {
+	for what, leave := range map[string]func(l *reservoir.Limiter){
+		"Close":    func(l *reservoir.Limiter) { _ = l.Close(bg) },
+		"eviction": func(l *reservoir.Limiter) { allow(t, l, "another", 1) },
+	} {
+		for _, after := range []time.Duration{5 * time.Second, 30 * time.Second, 50 * time.Second} {
+			inBubble(t, fmt.Sprint(what, "/", after), func(t *testing.T) {
+				net, limit, idle := testnet.Far(rtt/2), reservoir.PerMinute(500).Rolling(), time.Hour
+				if what == "eviction" {
+					idle = after / 2
+				}
+				l := open(t, net.Port(0, 0), limit, reservoir.WithFixedBatch(500), reservoir.WithIdle(idle))
+				allow(t, l, "k", 1)
+				require.EqualValues(t, 499, l.Stats().Held)
+				time.Sleep(after)
+				leave(l)
+				time.Sleep(time.Second)
+				require.Zero(t, l.Stats().Held)
+				got := drain(t, open(t, net.Port(1, 0), limit), "k", 1)
+				t.Logf("%d of 499", got)
+				assert.EqualValues(t, 499, got)
+			})
+		}
+	}
+}
+
+// TestRollingWaits: whoever waits is served when a log of all charges would serve it, or at most a twentieth of the window later, and
+// nobody is told too early that its deadline cannot be met.
+func TestRollingWaits(t *testing.T) {
+	const waiters = 8
+	wait := func(t *testing.T, all []*reservoir.Limiter, n int64, timeout time.Duration) (served []time.Duration) {
+		var mu sync.Mutex
+		start := time.Now()
+		crowd(waiters, func(i int) {
+			ctx, cancel := context.WithTimeout(bg, timeout)
+			defer cancel()
+			_, err := all[i%len(all)].WaitN(ctx, "k", n)
+			mu.Lock()
+			defer mu.Unlock()
+			if assert.NoError(t, err, "after %v", time.Since(start)) {
+				served = append(served, time.Since(start))
+			}
+		})
+		t.Log(served)
+		slices.Sort(served)
+		return served
+	}
+	for _, processes := range []int{1, waiters} {
+		inBubble(t, fmt.Sprintf("some are free/%d", processes), func(t *testing.T) {
+			net, limit := testnet.Far(rtt/2), reservoir.PerMinute(60).Rolling()
+			require.True(t, allow(t, open(t, net.Port(99, 0), limit), "k", 50).Allowed)
+			for i, at := range wait(t, fleetOn(t, processes, net, limit), 2, 65*time.Second) {
+				if i < 5 {
+					assert.Less(t, at, time.Second)
+				} else {
+					assert.Less(t, at, 64*time.Second)
+				}
+			}
+		})
+		inBubble(t, fmt.Sprintf("one by one/%d", processes), func(t *testing.T) {
+			net, limit := testnet.Far(rtt/2), reservoir.PerMinute(waiters).Rolling()
+			for l := open(t, net.Port(99, 0), limit); allow(t, l, "k", 1).Allowed; time.Sleep(4 * time.Second) {
+			}
+			served := wait(t, fleetOn(t, processes, net, limit), 1, 95*time.Second)
+			require.Len(t, served, waiters)
+			for i, at := range served {
+				free := time.Minute - time.Duration(waiters-i)*4*time.Second
+				assert.Greater(t, at, free-rtt)
+				assert.Less(t, at, free+3*time.Second+500*time.Millisecond)
+			}
+		})
+	}
+}
+
+// TestRollingRetryAfter: who comes back after RetryAfter is served, if nobody else has come.
+func TestRollingRetryAfter(t *testing.T) {
+	const rounds = 34
+	for _, limit := range []reservoir.Limit{{Tokens: 3, Window: time.Second}, {Tokens: 10, Window: time.Second}, {Tokens: 60, Window: time.Minute}} {
+		for how, opt := range twoWays {
+			inBubble(t, fmt.Sprintf("%d/%s", limit.Tokens, how), func(t *testing.T) {
+				l, again := open(t, testnet.Far(rtt/2), limit.Rolling(), opt), 0
+				var s spends
+				for range rounds {
+					r := allow(t, l, "k", 1)
+					for ; r.Allowed; r = allow(t, l, "k", 1) {
+						s.add(r, 1)
+						time.Sleep(time.Duration(int64(len(s.all)%7)) * limit.Window / time.Duration(20*limit.Tokens))
+					}
+					require.LessOrEqual(t, r.RetryAfter, limit.Window*11/10)
+					time.Sleep(r.RetryAfter + 2*time.Microsecond) // to which memory rounds up
+					if r = allow(t, l, "k", 1); !r.Allowed {
+						again++
+					}
+					s.add(r, 1)
+				}
+				t.Logf("refused again in %d of %d rounds", again, rounds)
+				assert.Zero(t, again)
+				assert.LessOrEqual(t, s.most(limit.Window), limit.Tokens)
+			})
+		}
+	}
+}
+
+// TestRollingOneTokenAWindow: the smallest limit is served once in little more than a window.
+func TestRollingOneTokenAWindow(t *testing.T) {
+	const windows = 100
+	for how, opt := range twoWays {
+		for what, next := range map[string]func(t *testing.T, l *reservoir.Limiter) reservoir.Result{
+			"RetryAfter": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
+				r := allow(t, l, "k", 1)
+				time.Sleep(r.RetryAfter)
+				return r
+			},
+			"all the time": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
+				time.Sleep(10 * time.Millisecond)
+				return allow(t, l, "k", 1)
+			},
+			"Wait": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
+				r, err := l.Wait(bg, "k")
+				require.NoError(t, err)
+				return r
+			},
+		} {
+			inBubble(t, how+"/"+what, func(t *testing.T) {
+				l := open(t, testnet.Far(rtt/2), reservoir.PerSecond(1).Rolling(), opt)
+				var s spends
+				for start := time.Now(); time.Since(start) < windows*time.Second; {
+					s.add(next(t, l), 1)
+				}
+				each := float64(s.all[len(s.all)-1].at.Sub(s.all[0].at)) / float64(len(s.all)-1) / float64(time.Second)
+				t.Logf("one in %.3f windows", each)
+				assert.LessOrEqual(t, each, 1.10)
+				assert.EqualValues(t, 1, s.most(time.Second))
+			})
+		}
+	}
+}
+
+// TestRollingAfterAnOutage: what a failure policy has admitted is over and done with. When the store is back, all of the limit is there,
+// whatever has become of the calls.
+func TestRollingAfterAnOutage(t *testing.T) {
+	for what, policy := range map[string]reservoir.Option{"open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.1)} {
+		for how, opt := range twoWays {
+			for name, fault := range map[string]testnet.Fault{"refused": testnet.Refuse, "request lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "late": testnet.ArriveLate} {
+				for _, known := range []bool{false, true} {
+					inBubble(t, fmt.Sprintf("%s/%s/%s/known=%t", what, how, name, known), func(t *testing.T) {
+						net, limit := testnet.Far(rtt/2), reservoir.PerMinute(1000).Rolling()
+						all := fleetOn(t, 2, net, limit, opt, policy)
+						if known {
+							require.NoError(t, all[0].Refund(bg, allow(t, all[0], "k", 10)))
+							time.Sleep(10 * time.Second) // they go back
+						}
+						net.Always(fault)
+						r := allow(t, all[0], "k", 100)
+						require.True(t, r.Allowed)
+						require.Equal(t, reservoir.Fallback, r.Source)
+						require.EqualValues(t, 100, all[0].Stats().Overdrawn)
+						require.Positive(t, net.Happened(fault))
+						repair(t, all[0], net, "k", 1)
+						time.Sleep(5 * time.Second)
+						got := drain(t, all[1], "k", 1)
+						t.Logf("%d of 999", got)
+						assert.EqualValues(t, 999, got)
+					})
+				}
+			}
+		}
+	}
+}
+
+// twoWays are the ways to ask for tokens of a rolling limit that differ most.
+var twoWays = map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}
+
+// TestRollingUnderFaults: processes ask, wait, settle and refund at random, over a network that loses, repeats and delays calls. At no time
+// is more than the limit used in an interval of the window's length, and afterwards nothing of it is lost.
+func TestRollingUnderFaults(t *testing.T) {
+	faults := []testnet.Fault{testnet.LoseRequest, testnet.LoseReply, testnet.Repeat, testnet.ArriveLate}
+	for how, opt := range everyPolicy() {
+		t.Run(how, func(t *testing.T) {
+			met := map[testnet.Fault]int{}
+			for seed := range uint64(12) {
+				synctest.Test(t, func(t *testing.T) {
+					rnd := rand.New(rand.NewPCG(seed, 4))
+					limit := reservoir.Limit{Tokens: 20 + rnd.Int64N(200), Window: 10 * time.Second}.Rolling()
+					net := testnet.Far(rtt / 2)
+					all := fleetOn(t, 4, net, limit, opt, reservoir.WithIdle(3*time.Second))
+					net.Faults(faulty(seed, 8, faults))
+					s := usedUnderFaults(t, rnd, all, limit)
+					require.LessOrEqual(t, s.most(limit.Window), limit.Tokens, "seed %d", seed)
+					require.NotEmpty(t, s.refused, "the limit is used up now and then")
+					for _, f := range faults {
+						met[f] += net.Happened(f)
+					}
+					net.Faults(nil)
+					time.Sleep(3 * limit.Window)
+					require.Equal(t, limit.Tokens, drain(t, all[0], "k", 1), "seed %d: nothing is lost", seed)
+				})
+			}
+			for f, n := range met {
+				require.Positive(t, n, f)
+			}
+		})
+	}
+}
+
+// usedUnderFaults makes random requests, 1.5 times what the limit allows, and returns what they have used.
+func usedUnderFaults(t *testing.T, rnd *rand.Rand, all []*reservoir.Limiter, limit reservoir.Limit) *spends {
+	s := new(spends)
+	var wg sync.WaitGroup
+	end := time.Now().Add(6 * limit.Window)
+	for time.Now().Before(end) {
+		n := 1 + rnd.Int64N(max(limit.Tokens/20, 1))
+		time.Sleep(time.Duration(rnd.ExpFloat64() * float64(n) / 1.5 * float64(limit.Window) / float64(limit.Tokens)))
+		l, used, kind, after := all[rnd.IntN(len(all))], n, rnd.IntN(4), time.Duration(rnd.Int64N(int64(limit.Window)*3/2))
+		if kind == 1 {
+			used = rnd.Int64N(n + 1)
+		}
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(bg, limit.Window/time.Duration(2+4*(kind&2)))
+			defer cancel()
+			ask := l.AllowN
+			if kind == 0 {
+				ask = l.WaitN
+			}
+			r, err := ask(ctx, "k", n)
+			if err != nil {
+				return
+			}
+			if s.add(r, used); r.Allowed && used < n {
+				time.Sleep(after)
+				assert.NoError(t, l.Settle(bg, r, used))
+			}
+		})
+	}
+	wg.Wait()
+	return s
+}
+
+// TestRollingReset: after a Reset all processes admit all of the limit at once, whether they refused, held stock or have a Wait in line, and
+// no more than that in a window.
+func TestRollingReset(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(rtt/2), reservoir.PerHour(600).Rolling()
+		all := fleetOn(t, 4, net, limit, opt)
+		old := allow(t, all[3], "k", 1)
+		exhaust(t, all[:3], "k")
+		require.False(t, allow(t, all[1], "k", 1).Allowed)
+		waited := make(chan time.Time, 1)
+		go func() {
+			assert.NoError(t, waitFor(bg, all[2], "k", 1))
+			waited <- time.Now()
+		}()
+		synctest.Wait()
+		require.NoError(t, all[0].Reset(bg, "k"))
+		reset := time.Now()
+		time.Sleep(5 * rtt)
+		require.NoError(t, all[3].Refund(bg, old), "it is void")
+		fresh := int64(0)
+		for range limit.Tokens {
+			for _, l := range all {
+				if allow(t, l, "k", 1).Allowed {
+					fresh++
+				}
+			}
+		}
+		require.LessOrEqual(t, (<-waited).Sub(reset), 5*rtt)
+		require.Equal(t, limit.Tokens-1, fresh)
+		require.EqualValues(t, limit.Tokens, usedOf(t, net, "k", limit))
+	})
+}
+
+// TestRollingShadow: requests above a limit in shadow pass, and are not charged.
+func TestRollingShadow(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(rtt/2), inShadow(reservoir.PerMinute(30).Rolling())
+		l := open(t, net, limit, opt)
+		for i := range 50 {
+			r := allow(t, l, "k", 1)
+			require.True(t, r.Allowed)
+			require.Equal(t, i >= 30, r.Shadowed)
+		}
+		require.NoError(t, waitFor(bg, l, "k", 1), "nobody waits")
+		s := l.Stats()
+		require.EqualValues(t, []int64{30, 21, 21}, []int64{s.Spent, s.Denied, s.Shadowed})
+		require.EqualValues(t, 30, used(t, net, "k"))
+	})
+}
+
+// TestRollingGroup: a rolling and a fixed limit in a group: a request is charged to both or to none, and waits for both.
+func TestRollingGroup(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(rtt / 2)
+		rolling, fixed := reservoir.PerMinute(20).Rolling(), reservoir.PerHour(35)
+		both := []*reservoir.Limiter{open(t, net, rolling, opt), open(t, net, fixed, opt)}
+		g := reservoir.NewGroup(both...)
+		admitted := 0
+		for range 30 {
+			r, err := g.Allow(bg, "k", "k")
+			require.NoError(t, err)
+			if r.Allowed {
+				admitted++
+			} else {
+				require.Zero(t, r.Limiter, "the rolling one refuses")
+			}
+		}
+		require.Equal(t, 20, admitted)
+		start := time.Now()
+		r, err := g.Wait(bg, "k", "k")
+		require.NoError(t, err)
+		require.Less(t, time.Since(start), 64*time.Second)
+		require.NoError(t, g.Settle(bg, r, []int64{0, 1}), "the rolling one is not used")
+		time.Sleep(4 * time.Second)
+		require.EqualValues(t, 14, func() (n int64) { // what is left of the fixed one
+			for {
+				if r, err := g.Allow(bg, "k", "k"); err != nil || !r.Allowed {
+					require.NoError(t, err)
+					require.Equal(t, 1, r.Limiter, "the fixed one refuses")
+					return n
+				}
+				n++
+			}
+		}())
+		require.EqualValues(t, 6, drain(t, both[0], "k", 1), "nothing of the rolling one is lost")
+	})
+}
+
+// TestRollingRefresh: all processes hear of another number of tokens, which counts what was spent before, of a block and of its end.
+func TestRollingRefresh(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(rtt/2), planned(reservoir.PerHour(100).Rolling())
+		all := fleetOn(t, 3, net, reservoir.PerMinute(1), limit.option(), opt)
+		change := func(to reservoir.Limit) {
+			limit.set(to)
+			require.NoError(t, all[0].Refresh(bg, "k"))
+			time.Sleep(10 * rtt)
+		}
+		admitted := func() (n int64) {
+			for _, l := range all {
+				n += drain(t, l, "k", 1)
+			}
+			return n
+		}
+		allow(t, all[1], "k", 1)
+		require.EqualValues(t, 99, admitted())
+		change(reservoir.PerHour(150).Rolling())
+		require.EqualValues(t, 50, admitted())
+		change(reservoir.Block())
+		require.Zero(t, admitted())
+		change(reservoir.PerHour(120).Rolling())
+		require.Zero(t, admitted())
+		change(reservoir.PerHour(160).Rolling())
+		require.EqualValues(t, 10, admitted())
+		require.EqualValues(t, 160, used(t, net, "k"))
+	})
+}
+
+// TestRollingIdleTokensAreCalled: what other processes hold comes back before a caller is refused, to the token.
+func TestRollingIdleTokensAreCalled(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, tokens := range []int64{60, 300, 3000} {
+			net, limit := testnet.Far(rtt/2), reservoir.PerMinute(tokens).Rolling()
+			all := fleetOn(t, 5, net, limit, opt)
+			admitted := int64(0)
+			for range 2 * time.Second / (10 * time.Millisecond) {
+				for _, l := range all[:4] {
+					if n := max(tokens/3000, 1); admitted < tokens/2 && allow(t, l, "k", n).Allowed {
+						admitted += n
+					}
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			begun := time.Now()
+			admitted += drain(t, all[4], "k", 1)
+			t.Logf("%d of %d", admitted, tokens)
+			assert.GreaterOrEqual(t, admitted, tokens*97/100)
+			require.Less(t, time.Since(begun), 2*time.Duration(tokens)*rtt)
+			time.Sleep(4 * time.Second)
+			admitted += drain(t, all[4], "k", 1)
+			require.Equal(t, tokens, admitted)
+		}
+	})
+}
+
+// TestRollingSharding: each key counts on its shard, and a shard that is away concerns its own keys only.
+func TestRollingSharding(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		nets, limit := []*testnet.Network{testnet.Far(rtt / 2), testnet.Far(rtt / 2)}, reservoir.PerMinute(50).Rolling()
+		store, err := sharding.New(map[string]backend.Store{"a": nets[0], "b": nets[1]})
+		require.NoError(t, err)
+		all := fleet(t, 2, store, limit, opt)
+		shard := map[string]string{}
+		for i := range 20 {
+			key := fmt.Sprint(i)
+			shard[key] = store.Shard(key)
+			require.EqualValues(t, 50, drain(t, all[0], key, 1)+drain(t, all[1], key, 1))
+		}
+		nets[0].Always(testnet.LoseRequest)
+		time.Sleep(2 * time.Minute)
+		failed := 0
+		for key, name := range shard {
+			_, err := all[0].Allow(bg, key)
+			require.Equal(t, name == "a", err != nil, "key %s on %s: %v", key, name, err)
+			if err != nil {
+				failed++
+			}
+		}
+		require.Positive(t, failed)
+		require.Less(t, failed, 20)
+		nets[0].Faults(nil)
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestRollingFailLocal: while the store is away, each process admits its share, and no more. By default callers get an error.
+func TestRollingFailLocal(t *testing.T) {
+	inBubbles(t, "", twoWays, func(t *testing.T, _ string, opt reservoir.Option) {
+		net, limit := testnet.Far(rtt/2), reservoir.PerMinute(100).Rolling()
+		local, closed := open(t, net.Port(0, 0), limit, opt, reservoir.WithFailLocal(0.2)), open(t, net.Port(1, 0), limit, opt)
+		net.Always(testnet.Refuse)
+		require.EqualValues(t, 20, drain(t, local, "k", 1))
+		_, err := closed.Allow(bg, "k")
+		failure, ok := errors.AsType[*reservoir.StoreError](err)
+		require.True(t, ok, "%v", err)
+		require.Equal(t, backend.Unavailable, failure.Class)
+		require.EqualValues(t, 20, local.Stats().Overdrawn)
+		net.Faults(nil)
+		time.Sleep(5 * time.Second)
+	})
+}
+
+// TestRollingResetOfAResult: Reset says when all of the limit is free again.
+func TestRollingResetOfAResult(t *testing.T) {
+	how := everyPolicy()
+	how["no room"] = reservoir.WithMaxKeys(0)
+	inBubbles(t, "", how, func(t *testing.T, _ string, opt reservoir.Option) {
+		limit := reservoir.PerMinute(100).Rolling()
+		l := open(t, testnet.Far(rtt/2), limit, opt)
+		time.Sleep(1700 * time.Millisecond)
+		for range 60 {
+			require.True(t, allow(t, l, "k", 1).Allowed)
+			time.Sleep(500 * time.Millisecond)
+		}
+		drain(t, l, "k", 1)
+		r := allow(t, l, "k", 1)
+		require.False(t, r.Allowed)
+		require.LessOrEqual(t, r.RetryAfter, 64*time.Second)
+		time.Sleep(r.RetryAfter + 2*time.Microsecond)
+		require.True(t, allow(t, l, "k", 1).Allowed)
+		r = allow(t, l, "k", 1)
+		time.Sleep(time.Until(r.Reset))
+		require.EqualValues(t, 100, drain(t, l, "k", 1))
+	})
+}
