@@ -25,7 +25,7 @@ type Contents struct {
 // Account is a client's entry in the ledger.
 type Account struct {
 	Client string
-	Mine   int64 // tokens charged to it
+	Mine   int64 // tokens charged to it; 0 of a rolling limit, which keeps no sums of clients
 	Idle   int64 // at most so many lie idle there; see Reply
 	Left   bool  // it does not count until it asks again
 }

@@ -165,10 +165,11 @@ func (b broken) Reset(context.Context, string, backend.Limit) (backend.Window, e
 // calls makes one call of each kind and returns the errors by operation.
 func calls(ctx context.Context, s *sharding.Store, key string) map[string]error {
 	_, sync := s.Sync(ctx, backend.Statement{Key: key, Limit: limit10, Need: 1})
+	_, rolling := s.Sync(ctx, backend.Statement{Key: key, Limit: limit10.Rolling(), Need: 1})
 	_, check := s.Check(ctx, key, limit10)
 	_, reset := s.Reset(ctx, key, limit10)
 	_, inspect := s.Inspect(ctx, key)
-	return map[string]error{"sync": sync, "check": check, "reset": reset, "inspect": inspect}
+	return map[string]error{"sync": sync, "sync of a rolling limit": rolling, "check": check, "reset": reset, "inspect": inspect}
 }
 
 func TestFailure(t *testing.T) {

@@ -16,7 +16,7 @@
 // later, in windows of half a minute or more, because a server may delete, by its own clock,
 // a window that is over by the test's clock.
 //
-// A store may have methods by which the suite loses its data, one part at a time: see Loser and RingLoser.
+// A store may have methods by which the suite loses its data, one part at a time: see Loser.
 //
 // The package is exported because a store outside this module must grant exactly the same
 // numbers as the stores inside. Otherwise a fleet in which both serve a key is unfair.
@@ -55,25 +55,19 @@ func Run(t *testing.T, newStore func(t *testing.T) backend.Store) {
 		"ConcurrentSync":  testConcurrentSync,
 		"ConcurrentReset": testConcurrentReset,
 		"Random":          testRandom,
-		"RandomRolling":   testRandomRolling,
 		"Judged":          testJudged,
 	} {
 		t.Run(name, func(t *testing.T) { run(t, newStore(t)) })
 	}
 }
 
-// Loser is an optional interface of a store under test: each method deletes a part of one counter of fixed windows, as
-// a server does that evicts one key. counter is [backend.Limit.Counter].
+// Loser is an optional interface of a store under test: each method deletes a part of one counter, as
+// a server does that evicts one key. counter is [backend.Limit.Counter]. A rolling limit has one part, which LoseRing deletes; the
+// others are those of other limits.
 type Loser interface {
 	LoseCount(ctx context.Context, key, counter string) error
 	LoseEnd(ctx context.Context, key, counter string) error
 	LoseLedger(ctx context.Context, key, counter string) error
-}
-
-// RingLoser is an optional interface of a store under test: KeepRing keeps its server from deleting a counter of a
-// rolling limit when that is over, and LoseRing deletes it.
-type RingLoser interface {
-	KeepRing(ctx context.Context, key, counter string) error
 	LoseRing(ctx context.Context, key, counter string) error
 }
 
@@ -143,7 +137,7 @@ func (b *bench) number(q *backend.Statement) {
 	if b.seqs == nil {
 		b.seqs = make(map[string]int64)
 	}
-	of := fmt.Sprint(b.key, b.limit.Counter(), q.Client)
+	of := b.account(q.Client)
 	if q.Life == 0 {
 		q.Life = 1
 	}
@@ -152,6 +146,9 @@ func (b *bench) number(q *backend.Statement) {
 	}
 	b.seqs[of] = max(b.seqs[of], q.Seq)
 }
+
+// account names a client's account.
+func (b *bench) account(client string) string { return fmt.Sprint(b.key, b.limit.Counter(), client) }
 
 // must returns the result of a call, and fails the test if the call returned an error.
 func must[T any](got T, err error) func(testing.TB) T {

@@ -31,8 +31,8 @@ var controls = map[string]control{
 	}}},
 	"no generation": {section: "Reset", law: true, spoiled: spoiled{reset: func(s *spoiled, ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
 		state, err := s.model.Check(ctx, key, l)
-		if l.Rolls || err != nil {
-			return s.model.Reset(ctx, key, l)
+		if err != nil {
+			return state.Window, err
 		}
 		_ = s.model.LoseCount(ctx, key, l.Counter())
 		_ = s.model.LoseEnd(ctx, key, l.Counter())
@@ -116,7 +116,48 @@ var controls = map[string]control{
 	"who has left counts":                {section: "Leaving", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Leaving = false }}},
 	"tokens are idle where nobody hears": {section: "Idle", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Deaf = false }}},
 	"who waits no longer is waited for":  {section: "CalledAgain", spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.GaveUp = false }}},
-	"nobody is called again":             {section: "CalledAgain", mute: true, spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Waited = false }}},
+	"rolling: no order": {section: "RollingLostReply", law: true, spoiled: spoiled{rolls: true, before: func(s *spoiled, _ context.Context, q *backend.Statement) {
+		if s.seq++; q.Client != "" {
+			q.Life, q.Seq = 1, s.seq
+		}
+	}}},
+	"rolling: what was not read stays": {section: "RollingLostReply", law: true, spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.Known = q.Seq }}},
+	"rolling: what was read is undone": {section: "RollingLostReply", law: true, spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.Known = 0 }}},
+	"rolling: a give-back is not heard": {section: "RollingGiveBack", law: true, spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) {
+		q.Changes = slices.DeleteFunc(slices.Clone(q.Changes), func(d backend.Change) bool { return d.Tokens < 0 })
+	}}},
+	"rolling: what was used is not heard": {section: "RollingUse", law: true, spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) {
+		q.Changes = slices.DeleteFunc(slices.Clone(q.Changes), func(d backend.Change) bool { return d.Tokens > 0 })
+	}}},
+	"rolling: changes are of any bucket": {section: "RollingGiveBack", law: true, spoiled: spoiled{rolls: true, before: func(_ *spoiled, ctx context.Context, q *backend.Statement) {
+		q.Changes = slices.Clone(q.Changes)
+		for i := range q.Changes {
+			q.Changes[i].Bucket = backend.Bucket(Now(ctx).UnixMicro(), q.Limit.Window)
+		}
+	}}},
+	"rolling: no lives": {section: "RollingGiveBack", spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.Life = min(q.Life, 1) }}},
+	"rolling: any generation": {section: "RollingReset", spoiled: spoiled{rolls: true, before: func(s *spoiled, ctx context.Context, q *backend.Statement) {
+		if state, err := s.model.Check(ctx, q.Key, q.Limit); err == nil {
+			q.Window.Gen = state.Window.Gen
+		}
+	}}},
+	"rolling: three buckets later": {section: "RollingTake", law: true, spoiled: spoiled{rolls: true, after: func(_ *spoiled, _ context.Context, _ backend.Statement, r *backend.Reply) {
+		for i := range r.Grants {
+			r.Grants[i].Bucket += 3
+		}
+	}}},
+	"rolling: all in the present bucket":     {section: "RollingSpread", spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.Need = q.Want }}},
+	"rolling: for now, though it has tokens": {section: "RollingSpread", spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.After = 0 }}},
+	"rolling: a reply takes no time":         {section: "RollingTake", spoiled: spoiled{rolls: true, before: func(_ *spoiled, _ context.Context, q *backend.Statement) { q.Within = 0 }}},
+	"rolling: free too soon": {section: "RollingFrees", spoiled: spoiled{rolls: true, after: func(_ *spoiled, _ context.Context, q backend.Statement, r *backend.Reply) {
+		r.Frees -= min(r.Frees, q.Limit.Window/backend.Buckets)
+	}}},
+	"rolling: everybody is let in": {section: "RollingTake", law: true, spoiled: spoiled{rolls: true, after: func(_ *spoiled, _ context.Context, q backend.Statement, r *backend.Reply) {
+		if q.Client == "" && q.Need > 0 && r.Grant == 0 {
+			r.Grant, r.Grants = q.Need, []backend.Change{{Bucket: backend.Bucket(r.Now, q.Limit.Window), Tokens: q.Need}}
+		}
+	}}},
+	"nobody is called again": {section: "CalledAgain", mute: true, spoiled: spoiled{before: func(s *spoiled, _ context.Context, q *backend.Statement) { q.Waited = false }}},
 }
 
 // store returns the store of a control.

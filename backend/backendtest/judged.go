@@ -11,7 +11,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
-	"github.com/go-reservoir/reservoir/internal/rolling"
 )
 
 // judged makes the calls of clients that keep the rules, of a store and of the module's own rules, over a network that
@@ -20,11 +19,11 @@ import (
 type judged struct {
 	*random
 	log     naive.Log
-	ring    rolling.Ring
-	fixed   ledger.Counter
+	counter ledger.Counter
 	calls   backend.Limit // the limit of all calls
 	back    time.Duration // by which the store's clock is behind
 	lossy   bool          // the store loses data
+	steps   bool          // its clock steps back
 	alone   bool          // the model is the only judge
 	clients [3]party
 	late    []letter
@@ -40,7 +39,7 @@ type party struct {
 // letter is a statement that may arrive again.
 type letter struct {
 	who int
-	q   hand.Statement
+	q   *backend.Statement
 }
 
 // testJudged plays rounds of each kind of limit.
@@ -53,14 +52,14 @@ func playJudged(t testing.TB, s backend.Store, alone bool) {
 	t.Helper()
 	p := newRandom(t, s)
 	for i := range rounds {
-		j := &judged{random: p, lossy: i%8 > 3, alone: alone}
+		j := &judged{random: p, lossy: i%8 > 3, steps: i%8 == 0 || i%8 > 3 && i%2 == 1, alone: alone}
 		p.key, p.now = newKey(), time.Duration(p.rnd.IntN(1000))*time.Millisecond
 		j.calls = backend.Limit{Tokens: pick[int64](p, 1, 3, 10, 1000), Window: pick(p, time.Minute, 61500*time.Millisecond)}
 		j.log.Limit = j.calls.Tokens
 		if i%2 == 0 {
 			j.calls = j.calls.Rolling()
 			j.log.Rolls = j.calls.Window.Microseconds()
-			j.log.Linger = j.log.Rolls * (backend.Refundable + 1) / backend.Slices
+			j.log.Linger = j.log.Rolls * 22 / backend.Buckets // a bucket is at most 10 later than its grant; see hand
 		}
 		if i%4 == 1 {
 			j.calls.Calendar.Period, j.calls.Window = backend.Day, 24*time.Hour
@@ -123,7 +122,7 @@ func (p *judged) step() {
 			p.ok("a refund", c.Refund(limit, &p.log, who))
 		}
 	case n < 76:
-		if c.MayDeclare(limit, now) {
+		if c.MayDeclare(now) {
 			c.Declare(limit, &p.log, who, now)
 			p.state(who, 0)
 		}
@@ -148,16 +147,13 @@ func (p *judged) pass() {
 		p.now += pick(p.random, time.Microsecond, time.Millisecond, window/40, window/20, window/6)
 	case n < 12:
 		p.now += pick(p.random, window/2, window, window+2*time.Second)
-	case n < 13 && p.lossy:
-		p.back += pick(p.random, time.Second, window/3)
-		p.log.Losses = append(p.log.Losses, p.time())
+	case n < 13 && p.steps: // the clock of a rolling limit goes on all the same
+		if p.back += pick(p.random, time.Second, window/3); p.lossy {
+			p.log.Losses = append(p.log.Losses, p.time())
+		}
 	}
 	for who := range p.clients {
 		p.ok("the end of a window", p.clients[who].Expire(p.calls, &p.log, who, p.time()))
-	}
-	if s, ok := p.store.(RingLoser); ok && p.calls.Rolls {
-		ctx, _ := p.server()
-		must(0, s.KeepRing(ctx, p.key, p.calls.Counter()))(p.t)
 	}
 }
 
@@ -167,32 +163,28 @@ func (p *judged) state(who int, want int64) {
 	p.t.Helper()
 	c := &p.clients[who]
 	q := c.Ask(p.calls, p.key, c.name, want, p.time())
-	exact, need, fate := p.rnd.IntN(2) == 0, p.tokens(want), p.rnd.IntN(8)
+	q.Exact, q.Need, q.Pace, q.Idle, q.Deaf = p.rnd.IntN(2) == 0, p.tokens(want), p.tokens(p.calls.Tokens), c.Held, p.rnd.IntN(2) == 0
 	if p.calls.Rolls {
-		q.Rolling.Exact, q.Rolling.Need = exact, need
-	} else {
-		q.Fixed.Exact, q.Fixed.Need = exact, need
-		if p.rnd.IntN(9) == 0 { // its clock is ahead, or behind
-			q.Fixed.Begin, q.Fixed.End = hand.Period(p.calls, p.time()+pick[int64](p.random, 1, -1)*p.calls.Window.Microseconds())
-		}
+		q.After, q.Within = pick(p.random, 0, c.Buckets.Last()), pick(p.random, 0, p.calls.Window/20, p.calls.Window)
+	} else if p.rnd.IntN(9) == 0 { // its clock is ahead, or behind
+		q.Begin, q.End = hand.Period(p.calls, p.time()+pick[int64](p.random, 1, -1)*p.calls.Window.Microseconds())
 	}
-	if p.rnd.IntN(4) == 0 && !(p.calls.Rolls && q.Rolling.Account == 0) { // test/search has what comes of such a copy
+	if p.rnd.IntN(4) == 0 {
 		p.late = append(p.late, letter{who, q})
 	}
-	if c.Hurries(p.calls) {
-		fate = 7
-	}
+	fate := p.rnd.IntN(8)
 	if c.lost = fate == 0; c.lost {
 		return
 	}
 	sent := p.time()
 	r := p.sync(q)
-	if !p.calls.Rolls && r.Fixed.Astray {
-		begin, end := hand.Period(p.calls, r.Fixed.Now)
+	if r.Astray {
+		hints, need := q.Hints, q.Need
 		q = c.Ask(p.calls, p.key, c.name, want, p.time())
-		q.Fixed.Exact, q.Fixed.Need, q.Fixed.Begin, q.Fixed.End = exact, need, begin, end
-		if r = p.sync(q); r.Fixed.Astray {
-			p.t.Fatalf("%+v is astray at %d", q.Fixed, r.Fixed.Now)
+		q.Hints, q.Need = hints, need
+		q.Begin, q.End = hand.Period(p.calls, r.Now)
+		if r = p.sync(q); r.Astray {
+			p.t.Fatalf("%+v is astray at %d", q, r.Now)
 		}
 	}
 	if c.lost = fate == 1; !c.lost {
@@ -201,33 +193,20 @@ func (p *judged) state(who int, want int64) {
 }
 
 // apply gives a client the reply to its statement q.
-func (p *judged) apply(who int, q hand.Statement, r hand.Reply, sent int64) {
+func (p *judged) apply(who int, q *backend.Statement, r *backend.Reply, sent int64) {
 	p.t.Helper()
 	call := hand.Call{Q: q, R: r, Sent: sent, Resets: int64(len(p.log.Resets))}
 	p.ok("a reply", p.clients[who].Apply(p.calls, &p.log, who, call, p.time()))
 }
 
 // sync lets a statement arrive.
-func (p *judged) sync(q hand.Statement) hand.Reply {
-	p.t.Helper()
-	if p.calls.Rolls {
-		ctx, now := p.server()
-		got := must(p.store.SyncRolling(ctx, *q.Rolling))(p.t)
-		want, _ := p.ring.Sync(*q.Rolling, now)
-		same(p, *q.Rolling, got, want)
-		return hand.Reply{Rolling: &got}
-	}
-	r := p.syncFixed(*q.Fixed)
-	return hand.Reply{Fixed: &r}
-}
-
-func (p *judged) syncFixed(q backend.Statement) backend.Reply {
+func (p *judged) sync(q *backend.Statement) *backend.Reply {
 	p.t.Helper()
 	ctx, now := p.server()
-	got := must(p.store.Sync(ctx, q))(p.t)
-	want, _ := p.fixed.Sync(q, now)
-	same(p, q, got, want)
-	return got
+	got := must(p.store.Sync(ctx, *q))(p.t)
+	want, _ := p.counter.Sync(*q, now)
+	same(p, *q, got, want)
+	return &got
 }
 
 // again lets an old statement arrive, to whose reply nobody listens.
@@ -240,73 +219,49 @@ func (p *judged) again() {
 	p.clients[old.who].lost = true
 }
 
-// take charges some tokens without an account, which are spent at once. Of a rolling limit they are sometimes given back; of a
-// fixed one more is used than was charged.
+// take charges some tokens without an account, which are spent at once. Sometimes more is used than was charged.
 func (p *judged) take(who int) {
 	p.t.Helper()
-	ctx, now := p.server()
+	_, now := p.server()
 	n := max(p.tokens(p.calls.Tokens), 1)
-	if p.calls.Rolls {
-		q := backend.TakeRequest{Key: p.key, Limit: p.calls, Tokens: n, Within: p.calls.Window / 20}
-		got := must(p.store.TakeRolling(ctx, q))(p.t)
-		same(p, q, got, p.ring.Take(q, now))
-		if w := (naive.Window{Generation: int64(len(p.log.Resets))}); got.Allowed {
-			at := p.time()
-			p.log.Grant(who, w, n)
-			p.ok("a call without an account", p.log.Spend(at, who, w, n))
-			if p.rnd.IntN(3) == 0 {
-				p.giveBack(who, got.Window, w, at, 1+p.rnd.Int64N(n))
-			}
-		}
-		return
-	}
 	q := backend.Statement{Key: p.key, Limit: p.calls, Need: n}
-	q.Begin, q.End = hand.Period(p.calls, now)
-	got := p.syncFixed(q)
+	if q.Begin, q.End = hand.Period(p.calls, now); p.calls.Rolls {
+		q.Within = p.calls.Window / 20
+	}
+	got := p.sync(&q)
 	if got.Grant == 0 {
 		return
 	}
 	if got.Grant != n {
 		p.t.Fatalf("%d granted of %d that are needed", got.Grant, n)
 	}
-	w := hand.Name(p.calls, got.Window, 0)
-	if p.log.Grant(who, w, n); p.time() >= w.End {
+	w := hand.Name(p.calls, got.Window, int64(len(p.log.Resets)))
+	if p.log.Grant(who, w, n); !p.calls.Rolls && p.time() >= w.End {
 		p.ok("a late charge", p.log.Drop(w.End, who, w, n))
 		return
 	}
 	p.ok("a charge without an account", p.log.Spend(p.time(), who, w, n))
 	if p.rnd.IntN(3) == 0 {
-		q.Need, q.Change, q.Window = 0, 1+p.rnd.Int64N(3), got.Window
+		more := 1 + p.rnd.Int64N(3)
+		q.Need, q.Change, q.Window = 0, more, got.Window
 		if p.rnd.IntN(4) == 0 { // of another window: nothing is charged
-			q.Window.Gen++
+			q.Window.Gen = max(q.Window.Gen-1, 0)
 		}
-		if p.syncFixed(q); q.Window == got.Window {
-			p.log.Declare(p.time(), who, w, q.Change)
+		mine := q.Window == got.Window
+		if p.calls.Rolls {
+			q.Window.End, q.Change, q.Changes = 0, 0, []backend.Change{{Bucket: pick(p.random, 0, got.Grants[0].Bucket), Tokens: more}}
 		}
-	}
-}
-
-// giveBack settles a call without an account of a rolling limit.
-func (p *judged) giveBack(who int, window backend.Window, w naive.Window, at, n int64) {
-	p.t.Helper()
-	ctx, now := p.server()
-	q := backend.SettleRequest{Key: p.key, Window: window, Tokens: -n, Limit: p.calls}
-	got := must(p.store.SettleRolling(ctx, q))(p.t)
-	if same(p, q, got, p.ring.Settle(q, now)); got.Open {
-		p.ok("a refund", p.log.Refund(at, who, w, n))
-		p.ok("a refund", p.log.Drop(at, who, w, n))
+		if p.sync(&q); mine {
+			p.log.Declare(p.time(), who, w, more)
+		}
 	}
 }
 
 func (p *judged) reset() {
 	p.t.Helper()
 	ctx, now := p.server()
-	got, want := must(p.store.Reset(ctx, p.key, p.calls))(p.t), backend.Window{}
-	if p.calls.Rolls {
-		p.ring.Reset(now)
-	} else {
-		want, _ = p.fixed.Reset(p.calls.Window.Milliseconds(), now)
-	}
+	got := must(p.store.Reset(ctx, p.key, p.calls))(p.t)
+	want, _ := p.counter.Reset(p.calls.Window.Milliseconds(), now)
 	same(p, "reset", got, want)
 	p.log.Resets = append(p.log.Resets, p.time())
 	p.now += 2 * time.Millisecond
@@ -315,41 +270,17 @@ func (p *judged) reset() {
 // lose lets the store lose what its test can delete.
 func (p *judged) lose() {
 	p.t.Helper()
-	ctx, _ := p.server()
-	counter := p.calls.Counter()
-	if p.calls.Rolls {
-		s, ok := p.store.(RingLoser)
-		if !ok {
-			return
-		}
-		must(0, s.LoseRing(ctx, p.key, counter))(p.t)
-		p.ring = rolling.Ring{}
-	} else {
-		s, ok := p.store.(Loser)
-		if !ok {
-			return
-		}
-		n := p.rnd.IntN(4)
-		if n == 0 || n == 3 {
-			must(0, s.LoseLedger(ctx, p.key, counter))(p.t)
-			p.fixed.LoseLedger()
-		}
-		if n == 1 || n == 3 {
-			must(0, s.LoseCount(ctx, p.key, counter))(p.t)
-			p.fixed.LoseCount()
-		}
-		if n == 2 || n == 3 {
-			must(0, s.LoseEnd(ctx, p.key, counter))(p.t)
-			p.fixed.LoseEnd()
-		}
+	s, ok := p.store.(Loser)
+	if !ok {
+		return
 	}
+	p.random.lose(s, &p.counter, p.calls, pick(p.random, []string{"ledger"}, []string{"count"}, []string{"end"}, []string{"ledger", "count", "end"}))
 	p.log.Losses = append(p.log.Losses, p.time())
 	p.now += 2 * time.Millisecond
 }
 
 // rest lets all clients state their accounts, and compares what is free with what the model says, now and when all of it
-// must be free again. A rolling limit counts a little longer what a late statement has carried over, so of it only the latter is
-// compared from below.
+// must be free again. A rolling limit whose server's clock stepped back counts for longer.
 func (p *judged) rest() {
 	p.t.Helper()
 	for who := range p.clients {
@@ -358,13 +289,12 @@ func (p *judged) rest() {
 			continue
 		}
 		q := c.Ask(p.calls, p.key, c.name, 0, p.time())
-		if _, now := p.server(); !p.calls.Rolls {
-			q.Fixed.Begin, q.Fixed.End = hand.Period(p.calls, now)
-		}
+		_, now := p.server()
+		q.Begin, q.End = hand.Period(p.calls, now)
 		p.apply(who, q, p.sync(q), p.time())
 	}
 	free, w := p.free()
-	if least, most := p.log.Free(p.time(), w); len(p.log.Losses) == 0 && (free > most || free < least && !p.calls.Rolls) {
+	if least, most := p.log.Free(p.time(), w); len(p.log.Losses) == 0 && (free > most || free < least && !p.steps) {
 		p.t.Fatalf("at rest %d tokens of %+v are free, for %d to %d", free, p.calls, least, most)
 	}
 	p.now += 3*p.calls.Window + p.back
@@ -378,10 +308,6 @@ func (p *judged) free() (int64, naive.Window) {
 	p.t.Helper()
 	ctx, now := p.server()
 	got := must(p.store.Check(ctx, p.key, p.calls))(p.t)
-	if p.calls.Rolls {
-		same(p, "check", got, p.ring.Check(p.calls, now))
-	} else {
-		same(p, "check", got, p.fixed.Check(p.calls, now))
-	}
+	same(p, "check", got, p.counter.Check(p.calls, now))
 	return got.Remaining, hand.Name(p.calls, got.Window, int64(len(p.log.Resets)))
 }

@@ -10,28 +10,24 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/mailbox"
-	"github.com/go-reservoir/reservoir/internal/rolling"
 )
 
 // model is a store of the module's own rules that can lose its data.
 type model struct {
-	mu    sync.Mutex
-	fixed map[[2]string]*ledger.Counter // by key and counter
-	rings map[[2]string]*rolling.Ring
-	mail  mailbox.Office
+	mu       sync.Mutex
+	counters map[[2]string]*ledger.Counter // by key and name
+	mail     mailbox.Office
 }
 
-func newModel() *model {
-	return &model{fixed: make(map[[2]string]*ledger.Counter), rings: make(map[[2]string]*rolling.Ring)}
-}
+func newModel() *model { return &model{counters: make(map[[2]string]*ledger.Counter)} }
 
-// at returns the counter of that name in list, and makes one if there is none.
-func at[T any](list map[[2]string]*T, key, counter string) *T {
+// at returns a counter, and makes it if there is none.
+func (m *model) at(key, counter string) *ledger.Counter {
 	name := [2]string{key, counter}
-	if list[name] == nil {
-		list[name] = new(T)
+	if m.counters[name] == nil {
+		m.counters[name] = new(ledger.Counter)
 	}
-	return list[name]
+	return m.counters[name]
 }
 
 // step makes one step, unless the request is faulty or ctx is over.
@@ -51,7 +47,7 @@ func (m *model) step(ctx context.Context, op string, faulty error, step func(now
 func (m *model) Sync(ctx context.Context, q backend.Statement) (r backend.Reply, err error) {
 	err = m.step(ctx, "sync", q.Validate(), func(now int64) {
 		var list []ledger.Message
-		r, list = at(m.fixed, q.Key, q.Limit.Counter()).Sync(q, now)
+		r, list = m.at(q.Key, q.Limit.Counter()).Sync(q, now)
 		m.send(list, q.Key, q.Limit)
 	})
 	return r, err
@@ -59,58 +55,26 @@ func (m *model) Sync(ctx context.Context, q backend.Statement) (r backend.Reply,
 
 func (m *model) Check(ctx context.Context, key string, l backend.Limit) (s backend.State, err error) {
 	err = m.step(ctx, "check", cmp.Or(backend.ValidateKey(key), l.Validate()), func(now int64) {
-		if s = at(m.fixed, key, l.Counter()).Check(l, now); l.Rolls {
-			s = at(m.rings, key, l.Counter()).Check(l, now)
-		}
+		s = m.at(key, l.Counter()).Check(l, now)
 	})
 	return s, err
 }
 
 func (m *model) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
 	err = m.step(ctx, "reset", cmp.Or(backend.ValidateKey(key), l.Validate()), func(now int64) {
-		if l.Rolls {
-			if !at(m.rings, key, l.Counter()).Reset(now) {
-				return
-			}
-		} else {
-			void, _ = at(m.fixed, key, l.Counter()).Reset(l.Window.Milliseconds(), now)
-		}
+		void, _ = m.at(key, l.Counter()).Reset(l.Window.Milliseconds(), now)
 		m.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	})
 	return void, err
 }
 
-func (m *model) SyncRolling(ctx context.Context, q backend.SyncRequest) (r backend.SyncReply, err error) {
-	err = m.step(ctx, "sync", q.Validate(), func(now int64) {
-		var list []ledger.Message
-		r, list = at(m.rings, q.Key, q.Limit.Counter()).Sync(q, now)
-		m.send(list, q.Key, q.Limit)
-	})
-	return r, err
-}
-
-func (m *model) TakeRolling(ctx context.Context, q backend.TakeRequest) (r backend.TakeReply, err error) {
-	err = m.step(ctx, "take", q.Validate(), func(now int64) { r = at(m.rings, q.Key, q.Limit.Counter()).Take(q, now) })
-	return r, err
-}
-
-func (m *model) SettleRolling(ctx context.Context, q backend.SettleRequest) (r backend.SettleReply, err error) {
-	err = m.step(ctx, "settle", q.Validate(), func(now int64) { r = at(m.rings, q.Key, q.Limit.Counter()).Settle(q, now) })
-	return r, err
-}
-
 func (m *model) Inspect(ctx context.Context, key string) (list []backend.Contents, err error) {
 	err = m.step(ctx, "inspect", backend.ValidateKey(key), func(now int64) {
-		add := func(name [2]string, c backend.Contents) {
+		for name, counter := range m.counters {
+			c := counter.Contents(now)
 			if c.Counter = name[1]; name[0] == key && c.Window.End != 0 {
 				list = append(list, c)
 			}
-		}
-		for name, c := range m.fixed {
-			add(name, c.Contents(now))
-		}
-		for name, r := range m.rings {
-			add(name, r.Contents(now))
 		}
 	})
 	slices.SortFunc(list, func(a, b backend.Contents) int { return cmp.Compare(a.Counter, b.Counter) })
@@ -149,21 +113,19 @@ func (m *model) lose(part func()) error {
 }
 
 func (m *model) LoseCount(_ context.Context, key, counter string) error {
-	return m.lose(func() { at(m.fixed, key, counter).LoseCount() })
+	return m.lose(func() { m.at(key, counter).LoseCount() })
 }
 
 func (m *model) LoseEnd(_ context.Context, key, counter string) error {
-	return m.lose(func() { at(m.fixed, key, counter).LoseEnd() })
+	return m.lose(func() { m.at(key, counter).LoseEnd() })
 }
 
 func (m *model) LoseLedger(_ context.Context, key, counter string) error {
-	return m.lose(func() { at(m.fixed, key, counter).LoseLedger() })
+	return m.lose(func() { m.at(key, counter).LoseLedger() })
 }
 
-func (m *model) KeepRing(context.Context, string, string) error { return nil }
-
 func (m *model) LoseRing(_ context.Context, key, counter string) error {
-	return m.lose(func() { *at(m.rings, key, counter) = rolling.Ring{} })
+	return m.lose(func() { *m.at(key, counter) = ledger.Counter{} })
 }
 
 // TestModel: the module's own rules pass, also where data is lost.

@@ -33,17 +33,20 @@ type random struct {
 	counters map[string]*ledger.Counter
 	now      time.Duration
 	length   time.Duration                // of most windows
+	rolls    bool                         // limits are rolling ones
 	windows  []backend.Window             // that replies of this round have named
 	clients  map[string]backend.Statement // what each would state next, by counter and name
+	grants   map[string][]backend.Change  // that each got last
 }
 
 // testRandom: whatever it is asked, the store says what the counter says.
 func testRandom(t testing.TB, s backend.Store) {
 	t.Helper()
 	p := newRandom(t, s)
-	for range rounds {
+	for i := range 2 * rounds {
 		names := []string{newKey(), newKey()}
-		p.now, p.windows, p.clients = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil, make(map[string]backend.Statement)
+		p.now, p.windows, p.rolls = time.Duration(p.rnd.IntN(1000))*time.Millisecond, nil, i%2 == 1
+		p.clients, p.grants = make(map[string]backend.Statement), make(map[string][]backend.Change)
 		p.length = pick(p, time.Minute, time.Minute, 61500*time.Millisecond, time.Hour)
 		for range steps {
 			p.key = pick(p, names[0], names[0], names[0], names[1])
@@ -74,11 +77,11 @@ func (p *random) tokens(n int64) int64 {
 
 // nextLimit sets the limit of the next request. Its calendar is any, and so are the periods that requests name.
 func (p *random) nextLimit() backend.Limit {
-	p.limit = backend.Limit{Tokens: pick[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens), Window: p.length}
-	switch p.rnd.IntN(12) {
-	case 0:
+	p.limit = backend.Limit{Tokens: pick[int64](p, 10, 1000, 1000, 1000, 100_000, 5_000_000, 1, backend.MaxTokens), Window: p.length, Rolls: p.rolls}
+	switch n := p.rnd.IntN(12); {
+	case n == 0:
 		p.limit.Window = pick(p, time.Minute, 2*time.Minute, time.Hour)
-	case 1, 2:
+	case n < 3 && !p.rolls:
 		p.limit.Calendar.Period = backend.Day
 	}
 	return p.limit
@@ -117,6 +120,8 @@ func (p *random) step() {
 		p.now += pick(p, time.Minute, time.Hour)
 	case q < 8 && p.now > 30*time.Second:
 		p.now -= pick(p, time.Microsecond, time.Second, 10*time.Second)
+	case q < 12 && p.rolls:
+		p.now += pick(p, p.length/20, p.length/20, p.length/6)
 	}
 	switch q := p.rnd.IntN(80); {
 	case q < 48:
@@ -159,25 +164,21 @@ func (p *random) randomStatement() {
 	q.Want = p.tokens(limit.Tokens)
 	q.Need = p.tokens(q.Want)
 	q.Least = p.tokens(pick(p, 0, q.Need))
-	q.Runs = p.rnd.IntN(5) > 0
-	q.Begin, q.End = p.period(limit)
+	held := q.Mine
+	for _, g := range p.grants[at] {
+		held += g.Tokens
+	}
 	q.Hints = backend.Hints{
 		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0, Leaving: p.rnd.IntN(6) == 0, Deaf: p.rnd.IntN(6) == 0, GaveUp: p.rnd.IntN(9) == 0,
-		Idle: p.tokens(pick(p, 0, q.Mine, q.Mine, backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
-		Run: p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens)),
+		Idle: p.tokens(pick(p, 0, held, held, backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 	}
-	switch p.rnd.IntN(10) {
-	case 0, 1, 2:
-		q.Change = -p.tokens(q.Mine)
-	case 3:
-		q.Change = p.tokens(limit.Tokens / 4)
-	case 4: // absurd
-		q.Window, q.Mine, q.Used = p.window(), p.tokens(pick(p, limit.Tokens, backend.MaxTokens)), p.tokens(backend.MaxTokens)
-		q.Change = p.tokens(backend.MaxTokens) * pick[int64](p, 1, -1)
-	case 5:
-		q.Window = p.window()
-	case 6: // again
+	if p.rnd.IntN(10) == 0 { // again
 		q.Life, q.Seq = max(q.Life-p.rnd.Int64N(2), 1), max(q.Seq-1-p.rnd.Int64N(3), 1)
+	}
+	if limit.Rolls {
+		p.fillBuckets(&q, p.grants[at])
+	} else {
+		p.fillWindow(&q)
 	}
 	got := must(p.store.Sync(p.at(p.now), q))(p.t)
 	c, now := p.counter(limit)
@@ -188,10 +189,59 @@ func (p *random) randomStatement() {
 	}
 	p.windows = append(p.windows, got.Window)
 	next := backend.Statement{Life: q.Life, Seq: q.Seq, Window: got.Window, Mine: got.Mine, Used: got.Used}
-	if p.rnd.IntN(8) == 0 { // the reply is lost
-		next.Window, next.Mine, next.Used, next.Change = q.Window, q.Mine, q.Used, q.Change
+	if limit.Rolls {
+		next = backend.Statement{Life: q.Life, Seq: q.Seq, Window: backend.Window{Gen: got.Window.Gen}, Rolling: backend.Rolling{Known: q.Seq}}
 	}
-	p.clients[at] = next
+	if p.rnd.IntN(8) == 0 { // the reply is lost
+		next.Window, next.Mine, next.Used, next.Change, next.Rolling = q.Window, q.Mine, q.Used, q.Change, q.Rolling
+		p.clients[at] = next
+		return
+	}
+	p.clients[at], p.grants[at] = next, got.Grants
+}
+
+// fillBuckets fills in what only a statement of a rolling limit says.
+func (p *random) fillBuckets(q *backend.Statement, grants []backend.Change) {
+	present, unit := backend.Bucket(p.base.Add(p.now).UnixMicro(), q.Limit.Window), q.Limit.Window/backend.Buckets
+	change := func(bucket, more, less int64) {
+		if len(q.Changes) < backend.MaxChanges {
+			q.Changes = append(slices.Clip(q.Changes), backend.Change{Bucket: bucket, Tokens: p.tokens(more) - p.tokens(less)})
+		}
+	}
+	for _, g := range grants {
+		if p.rnd.IntN(2) == 0 {
+			change(g.Bucket, 9, pick(p, 0, 9, g.Tokens))
+		}
+	}
+	q.After, q.Within = pick(p, 0, max(present-2+p.rnd.Int64N(14), 0)), pick(p, 0, 0, unit/3, unit, q.Limit.Window)
+	switch p.rnd.IntN(20) {
+	case 0, 1: // absurd
+		change(pick(p, 0, 1, max(present-30+p.rnd.Int64N(60), 0), backend.MaxTokens), backend.MaxTokens, backend.MaxTokens)
+		q.Known, q.After = p.tokens(pick(p, q.Seq, backend.MaxTokens)), p.tokens(backend.MaxTokens)
+	case 2, 3:
+		q.Known = max(q.Known-p.rnd.Int64N(3), 0)
+	case 4:
+		q.Window = backend.Window{Gen: p.window().Gen}
+	}
+}
+
+// fillWindow fills in what only a statement of a fixed limit says.
+func (p *random) fillWindow(q *backend.Statement) {
+	limit := q.Limit
+	q.Runs = p.rnd.IntN(5) > 0
+	q.Begin, q.End = p.period(limit)
+	q.Run = p.tokens(pick(p, 0, limit.Tokens/4, backend.MaxTokens))
+	switch p.rnd.IntN(9) {
+	case 0, 1, 2:
+		q.Change = -p.tokens(q.Mine)
+	case 3:
+		q.Change = p.tokens(limit.Tokens / 4)
+	case 4: // absurd
+		q.Window, q.Mine, q.Used = p.window(), p.tokens(pick(p, limit.Tokens, backend.MaxTokens)), p.tokens(backend.MaxTokens)
+		q.Change = p.tokens(backend.MaxTokens) * pick[int64](p, 1, -1)
+	case 5:
+		q.Window = p.window()
+	}
 }
 
 // withoutClient is a statement without a client.
@@ -203,7 +253,13 @@ func (p *random) withoutClient() {
 	} else {
 		q.Need = max(p.tokens(pick(p, 10, q.Limit.Tokens, backend.MaxTokens)), 1)
 	}
-	q.Begin, q.End = p.period(q.Limit)
+	if q.Begin, q.End = p.period(q.Limit); p.rolls {
+		present, most := backend.Bucket(p.base.Add(p.now).UnixMicro(), q.Limit.Window), q.Change
+		for n := p.rnd.IntN(4); most > 0 && n >= 0; n-- {
+			q.Changes = append(q.Changes, backend.Change{Bucket: pick(p, 0, max(present-22+p.rnd.Int64N(40), 0)), Tokens: p.tokens(most)})
+		}
+		q.Window.End, q.Change, q.Within = 0, 0, pick(p, 0, q.Limit.Window/40, q.Limit.Window)
+	}
 	got := must(p.store.Sync(p.at(p.now), q))(p.t)
 	c, now := p.counter(q.Limit)
 	want, _ := c.Sync(q, now)
@@ -229,17 +285,30 @@ func (p *random) randomLoss() {
 	}
 	l := p.nextLimit()
 	c, _ := p.counter(l)
+	p.lose(s, c, l, pick(p, []string{"count"}, []string{"end"}, []string{"ledger"}))
+}
+
+// lose loses some parts of a counter, all of a rolling limit.
+func (p *random) lose(s Loser, c *ledger.Counter, l backend.Limit, parts []string) {
+	p.t.Helper()
 	ctx, counter := p.at(p.now), l.Counter()
-	switch p.rnd.IntN(3) {
-	case 0:
-		must(0, s.LoseCount(ctx, p.key, counter))(p.t)
-		c.LoseCount()
-	case 1:
-		must(0, s.LoseEnd(ctx, p.key, counter))(p.t)
-		c.LoseEnd()
-	default:
-		must(0, s.LoseLedger(ctx, p.key, counter))(p.t)
-		c.LoseLedger()
+	if l.Rolls {
+		must(0, s.LoseRing(ctx, p.key, counter))(p.t)
+		*c = ledger.Counter{}
+		return
+	}
+	for _, part := range parts {
+		switch part {
+		case "count":
+			must(0, s.LoseCount(ctx, p.key, counter))(p.t)
+			c.LoseCount()
+		case "end":
+			must(0, s.LoseEnd(ctx, p.key, counter))(p.t)
+			c.LoseEnd()
+		default:
+			must(0, s.LoseLedger(ctx, p.key, counter))(p.t)
+			c.LoseLedger()
+		}
 	}
 }
 

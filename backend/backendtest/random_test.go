@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -12,6 +13,7 @@ import (
 // spoiled is a store of which a rule is missing. It counts what calls have reached.
 type spoiled struct {
 	*model
+	rolls  bool                                                                         // it is missing for rolling limits; else for others
 	before func(s *spoiled, ctx context.Context, q *backend.Statement)                  // changes statements
 	after  func(s *spoiled, ctx context.Context, q backend.Statement, r *backend.Reply) // changes replies
 	reset  func(s *spoiled, ctx context.Context, key string, l backend.Limit) (backend.Window, error)
@@ -36,15 +38,19 @@ func (s *spoiled) Sync(ctx context.Context, q backend.Statement) (backend.Reply,
 	if err != nil {
 		return backend.Reply{}, err
 	}
-	if s.before != nil {
+	if s.before != nil && q.Limit.Rolls == s.rolls {
 		s.before(s, ctx, &q)
 	}
 	r, err := s.model.Sync(ctx, q)
 	if err != nil {
 		return r, err
 	}
-	if s.after != nil {
+	if s.after != nil && q.Limit.Rolls == s.rolls {
 		s.after(s, ctx, q, &r)
+	}
+	if q.Limit.Rolls {
+		s.noteRolling(ctx, q, was, r)
+		return r, nil
 	}
 	opens, tells := was.Window.End == 0 && r.Window.End != 0, !r.Void && !r.Astray && q.Client != ""
 	other := q.Window.End != 0 && q.Window != r.Window
@@ -62,8 +68,30 @@ func (s *spoiled) Sync(ctx context.Context, q backend.Statement) (backend.Reply,
 	return r, nil
 }
 
+// noteRolling counts what statements of rolling limits have reached.
+func (s *spoiled) noteRolling(ctx context.Context, q backend.Statement, was backend.State, r backend.Reply) {
+	present, tells := backend.Bucket(r.Now, q.Limit.Window), !r.Void && q.Client != ""
+	of := func(sign int64) bool {
+		return slices.ContainsFunc(q.Changes, func(d backend.Change) bool {
+			return d.Tokens*sign > 0 && d.Bucket >= present-backend.Buckets && d.Bucket <= present+backend.Ahead
+		})
+	}
+	less := r.Used-r.Grant < q.Limit.Tokens-was.Remaining
+	s.note(map[string]bool{
+		"rolling: void": r.Void, "rolling: refused": tells && q.Need > 0 && r.Grant == 0 && r.Frees > 0, "rolling: too little": tells && q.Least > r.Grant && r.Remaining > 0,
+		"rolling: in one bucket": len(r.Grants) == 1, "rolling: spread": len(r.Grants) > 2, "rolling: for later": tells && q.After > present && len(r.Grants) > 0 && r.Grants[0].Bucket > present,
+		"rolling: for when the reply comes": tells && q.Within > 0 && len(r.Grants) > 0 && r.Grants[0].Bucket > present && q.After < present,
+		"rolling: given back":               tells && less && of(-1) && q.Known+1 == q.Seq, "rolling: used": tells && of(1), "rolling: undone": tells && less && len(q.Changes) == 0 && q.Known+1 < q.Seq,
+		"rolling: of another generation": tells && q.Window.Gen < r.Window.Gen && len(q.Changes) > 0, "rolling: a generation that the store lacks": tells && q.Window.Gen == r.Window.Gen && was.Window.Gen < r.Window.Gen,
+		"rolling: over the limit": tells && r.Used > q.Limit.Tokens, "rolling: three clients": r.Clients > 2, "rolling: leaving": tells && q.Leaving, "rolling: called": r.Called > 0,
+		"rolling: idle elsewhere": r.Idle > 0, "rolling: charged without a client": q.Client == "" && r.Grant > 0, "rolling: refused without a client": q.Client == "" && r.Frees > 0,
+		"rolling: overrun without a client": q.Client == "" && of(1) && q.Window.Gen == r.Window.Gen, "rolling: new life": tells && q.Life > 1,
+		"rolling: the clock stepped back": r.Now > Now(ctx).UnixMicro(),
+	})
+}
+
 func (s *spoiled) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
-	if s.reset != nil {
+	if s.reset != nil && l.Rolls == s.rolls {
 		return s.reset(s, ctx, key, l)
 	}
 	w, err := s.model.Reset(ctx, key, l)

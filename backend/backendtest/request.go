@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +39,11 @@ func testFaults(t testing.TB, s backend.Store) {
 		{"given back too much", func(q *backend.Statement) { q.Change = -backend.MaxTokens - 1 }, backend.ErrTokens},
 		{"a window's end", func(q *backend.Statement) { q.Window.End = -1 }, backend.ErrTokens},
 		{"a window's generation", func(q *backend.Statement) { q.Window.Gen = backend.MaxTokens + 1 }, backend.ErrTokens},
-		{"a rolling limit", func(q *backend.Statement) { q.Limit = q.Limit.Rolling() }, backend.ErrLimit},
+		{"a rolling limit", func(q *backend.Statement) { q.Limit = q.Limit.Rolling() }, backend.ErrTokens},
+		{"a last reply", func(q *backend.Statement) { q.Known = 1 }, backend.ErrTokens},
+		{"buckets", func(q *backend.Statement) { q.Changes = []backend.Change{{Bucket: 1, Tokens: 1}} }, backend.ErrTokens},
+		{"later buckets", func(q *backend.Statement) { q.After = 1 }, backend.ErrTokens},
+		{"the time of a reply", func(q *backend.Statement) { q.Within = time.Second }, backend.ErrTokens},
 		{"a calendar without a period", period(0, 0), backend.ErrLimit},
 		{"a period without a calendar", func(q *backend.Statement) { q.Begin, q.End = 1, 2 }, backend.ErrLimit},
 		{"a period that goes back", period(5, 5), backend.ErrLimit},
@@ -69,66 +73,60 @@ func testFaults(t testing.TB, s backend.Store) {
 			refused(t, fmt.Sprintf("sync: %s of %d", field, n), err, backend.ErrTokens)
 		}
 	}
-	b.faultyCalls(limit10, func(ctx context.Context, key string, l backend.Limit) map[string]error {
-		_, sync := s.Sync(ctx, backend.Statement{Key: key, Limit: l, Client: "x", Life: 1, Seq: 1, Want: 1, Need: 1})
-		_, bare := s.Sync(ctx, backend.Statement{Key: key, Limit: l, Need: 1})
-		return map[string]error{"sync": sync, "sync without a client": bare}
-	})
+	b.faultyCalls(limit10)
 	b.play("0s check -> charged=0 remaining=10")
 }
 
-// testFaultsOfRolling is testFaults for the calls of rolling limits.
+// testFaultsOfRolling is testFaults for what only rolling limits have.
 func testFaultsOfRolling(t testing.TB, s backend.Store) {
 	b := newBench(t, s, limit10.Rolling())
-	good := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: "x", Window: b.end(far), Granted: 3, Returned: 1, Want: 2, Need: 1}
-	for _, row := range []struct {
-		what   string
-		change func(r *backend.SyncRequest)
-		want   error
-	}{
-		{"no client", func(r *backend.SyncRequest) { r.Client = "" }, backend.ErrKey},
-		{"a long client", func(r *backend.SyncRequest) { r.Client = strings.Repeat("c", 65) }, backend.ErrKey},
-		{"returned more than granted", func(r *backend.SyncRequest) { r.Returned = 4 }, backend.ErrTokens},
-		{"returned more than was granted and owed", func(r *backend.SyncRequest) { r.Debt, r.Returned = 2, 6 }, backend.ErrTokens},
-		{"needs more than it wants", func(r *backend.SyncRequest) { r.Need = 3 }, backend.ErrTokens},
-		{"needs at least more than it needs", func(r *backend.SyncRequest) { r.Least = 2 }, backend.ErrTokens},
-		{"less idle than -1", func(r *backend.SyncRequest) { r.Idle = -2 }, backend.ErrTokens},
-		{"a fixed limit", func(r *backend.SyncRequest) { r.Limit = limit10 }, backend.ErrLimit},
-	} {
-		r := good
-		row.change(&r)
-		_, err := s.SyncRolling(b.at(0), r)
-		refused(t, "sync: "+row.what, err, row.want)
+	good := backend.Statement{
+		Key: b.key, Limit: b.limit, Client: "x", Life: 1, Seq: 3, Window: backend.Window{Gen: 1}, Want: 2, Need: 1,
+		Rolling: backend.Rolling{Known: 2, Changes: []backend.Change{{Bucket: 1, Tokens: -1}}, After: 1, Within: time.Second},
 	}
-	for _, n := range []int64{-1, backend.MaxTokens + 1} {
-		for field := range reflect.TypeFor[backend.SyncRequest]().Fields() {
-			if field.Type.Kind() != reflect.Int64 || n < 0 && field.Name == "Idle" {
-				continue
-			}
-			r := good
-			reflect.ValueOf(&r).Elem().FieldByIndex(field.Index).SetInt(n)
-			_, err := s.SyncRolling(b.at(0), r)
-			refused(t, fmt.Sprintf("sync: %s of %d", field.Name, n), err, backend.ErrTokens)
+	change := func(bucket, tokens int64) func(q *backend.Statement) {
+		return func(q *backend.Statement) {
+			q.Changes = []backend.Change{{Bucket: 1, Tokens: 1}, {Bucket: bucket, Tokens: tokens}}
 		}
 	}
-	for _, n := range []int64{0, -1, 11, backend.MaxTokens + 1} {
-		_, err := s.TakeRolling(b.at(0), backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n})
-		refused(t, "take", err, backend.ErrTokens)
+	bare := func(need int64, changes ...backend.Change) func(q *backend.Statement) {
+		return func(q *backend.Statement) {
+			*q = backend.Statement{Key: q.Key, Limit: q.Limit, Need: need, Rolling: backend.Rolling{Changes: changes}}
+		}
 	}
-	for _, r := range []backend.SettleRequest{
-		{Window: backend.Window{End: 1}}, {Tokens: 1}, {Window: backend.Window{End: -1}, Tokens: 1}, {Window: backend.Window{End: 1}, Tokens: backend.MaxTokens + 1},
-		{Window: backend.Window{End: 1}, Tokens: -backend.MaxTokens - 1}, {Window: backend.Window{End: 1}, Tokens: math.MinInt64},
+	for what, spoil := range map[string]func(q *backend.Statement){
+		"a window's end":              func(q *backend.Statement) { q.Window.End = b.ms(far) },
+		"an account":                  func(q *backend.Statement) { q.Mine = 1 },
+		"used":                        func(q *backend.Statement) { q.Change = 1 },
+		"given back":                  func(q *backend.Statement) { q.Change = -1 },
+		"charged to all":              func(q *backend.Statement) { q.Used = 1 },
+		"a run":                       func(q *backend.Statement) { q.Run = 1 },
+		"too many buckets":            func(q *backend.Statement) { q.Changes = slices.Repeat(q.Changes, backend.MaxChanges+1) },
+		"a bucket below 0":            change(-1, 1),
+		"too large a bucket":          change(backend.MaxTokens+1, 1),
+		"too many tokens in one":      change(1, backend.MaxTokens+1),
+		"too many given back in one":  change(1, -backend.MaxTokens-1),
+		"a reply before now":          func(q *backend.Statement) { q.Within = -1 },
+		"a reply that takes for ever": func(q *backend.Statement) { q.Within = backend.MaxWindow + 1 },
+		"no client, and both":         bare(1, backend.Change{Bucket: 1, Tokens: 1}),
+		"no client, and a give-back":  bare(0, backend.Change{Bucket: 1, Tokens: -1}),
+		"no client, and a wish":       func(q *backend.Statement) { bare(1)(q); q.Want = 1 },
+		"no client, and too much":     bare(backend.MaxTokens + 1),
 	} {
-		r.Key, r.Limit = b.key, b.limit
-		_, err := s.SettleRolling(b.at(0), r)
-		refused(t, "settle", err, backend.ErrTokens)
+		q := good
+		spoil(&q)
+		_, err := s.Sync(b.at(0), q)
+		refused(t, "sync: "+what, err, backend.ErrTokens)
 	}
-	b.faultyCalls(limit10.Rolling(), func(ctx context.Context, key string, l backend.Limit) map[string]error {
-		_, sync := s.SyncRolling(ctx, backend.SyncRequest{Key: key, Limit: l, Client: "x", Want: 1, Need: 1})
-		_, take := s.TakeRolling(ctx, backend.TakeRequest{Key: key, Limit: l, Tokens: 1})
-		_, settle := s.SettleRolling(ctx, backend.SettleRequest{Key: key, Window: b.end(far), Tokens: -1, Limit: l})
-		return map[string]error{"sync": sync, "take": take, "settle": settle}
-	})
+	for _, n := range []int64{-1, backend.MaxTokens + 1} {
+		for _, field := range []string{"Life", "Seq", "Want", "Need", "Least", "Idle", "Pace", "Known", "After"} {
+			q := good
+			reflect.ValueOf(&q).Elem().FieldByName(field).SetInt(n)
+			_, err := s.Sync(b.at(0), q)
+			refused(t, fmt.Sprintf("sync: %s of %d", field, n), err, backend.ErrTokens)
+		}
+	}
+	b.faultyCalls(b.limit)
 	b.play("0s check -> charged=0 remaining=10")
 }
 
@@ -142,14 +140,15 @@ func refused(t testing.TB, what string, err, want error) {
 }
 
 // faultyCalls makes all calls of one kind of limit, with faulty keys and limits.
-func (b *bench) faultyCalls(good backend.Limit, calls func(ctx context.Context, key string, l backend.Limit) map[string]error) {
+func (b *bench) faultyCalls(good backend.Limit) {
 	b.t.Helper()
 	each := func(key string, l backend.Limit, want error) {
-		all := calls(b.at(0), key, l)
-		_, all["check"] = b.store.Check(b.at(0), key, l)
-		_, all["reset"] = b.store.Reset(b.at(0), key, l)
-		for op, err := range all {
-			refused(b.t, op, err, want)
+		_, sync := b.store.Sync(b.at(0), backend.Statement{Key: key, Limit: l, Client: "x", Life: 1, Seq: 1, Want: 1, Need: 1})
+		_, bare := b.store.Sync(b.at(0), backend.Statement{Key: key, Limit: l, Need: 1})
+		_, check := b.store.Check(b.at(0), key, l)
+		_, reset := b.store.Reset(b.at(0), key, l)
+		for call, err := range map[string]error{"sync": sync, "sync without a client": bare, "check": check, "reset": reset} {
+			refused(b.t, call, err, want)
 		}
 	}
 	for _, key := range []string{"", strings.Repeat("k", backend.MaxKeyLen+1)} {
@@ -168,6 +167,11 @@ func (b *bench) faultyCalls(good backend.Limit, calls func(ctx context.Context, 
 	} {
 		l.Rolls = good.Rolls
 		each(b.key, l, backend.ErrLimit)
+	}
+	for _, l := range []backend.Limit{
+		{Tokens: 1, Window: backend.MinRolling - time.Millisecond}, {Tokens: 1, Window: time.Hour, Calendar: backend.Calendar{Period: backend.Day}},
+	} {
+		each(b.key, l.Rolling(), backend.ErrLimit)
 	}
 }
 
@@ -230,21 +234,21 @@ func testContextOver(t testing.TB, s backend.Store) {
 	late, cancelLate := context.WithDeadline(b.at(0), time.Now().Add(-time.Second))
 	defer cancelLate()
 	for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
-		rolls := b.limit.Rolling()
-		_, sync := s.Sync(ctx, backend.Statement{Key: b.key, Limit: b.limit, Need: 1})
-		_, check := s.Check(ctx, b.key, b.limit)
-		_, reset := s.Reset(ctx, b.key, b.limit)
-		_, syncRolling := s.SyncRolling(ctx, backend.SyncRequest{Key: b.key, Limit: rolls, Client: "x", Want: 1, Need: 1})
-		_, take := s.TakeRolling(ctx, backend.TakeRequest{Key: b.key, Limit: rolls, Tokens: 1})
-		_, settle := s.SettleRolling(ctx, backend.SettleRequest{Key: b.key, Window: b.end(far), Tokens: -1, Limit: rolls})
-		for op, err := range map[string]error{"sync": sync, "check": check, "reset": reset, "sync ": syncRolling, "take": take, "settle": settle} {
-			var failure *backend.Error
-			if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != strings.TrimSpace(op) || failure.Class != backend.Unavailable {
-				t.Errorf("%s: error %v, want an *Error that wraps %v and says that nothing was done", op, err, want)
+		for _, l := range []backend.Limit{b.limit, b.limit.Rolling()} {
+			_, sync := s.Sync(ctx, backend.Statement{Key: b.key, Limit: l, Need: 1})
+			_, check := s.Check(ctx, b.key, l)
+			_, reset := s.Reset(ctx, b.key, l)
+			for op, err := range map[string]error{"sync": sync, "check": check, "reset": reset} {
+				var failure *backend.Error
+				if !errors.Is(err, want) || !errors.As(err, &failure) || failure.Op != op || failure.Class != backend.Unavailable {
+					t.Errorf("%s of %s: error %v, want an *Error that wraps %v and says that nothing was done", op, l.Counter(), err, want)
+				}
 			}
 		}
 	}
 	b.play("0s check -> charged=5 remaining=5 window=60s")
+	b.limit = b.limit.Rolling()
+	b.play("0s check -> charged=0 remaining=10")
 }
 
 // testInspect: an Inspector shows each client's account of the open window. The scripts say what is charged.
@@ -271,6 +275,15 @@ func testInspect(t testing.TB, s backend.Store) {
 	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(2*time.Minute), b.key))(t)), fmt.Sprint([]backend.Contents{{
 		Counter: "3600s", Window: hour.Window, Left: time.Hour - 2*time.Minute, Used: 5,
 	}}))
+
+	b = newBench(t, s, backend.Limit{Tokens: 10, Window: 20 * time.Second}.Rolling())
+	b.play("0s reset; 0s take 2; 0s sync y want=3 need=1 exact; 2s sync x want=4 need=4 exact; 2s sync x of=none/0s changes=3s:-1 leaving")
+	rolls := backend.Contents{
+		Counter: "20s:roll", Window: backend.Window{End: b.ms(31 * time.Second), Gen: b.ms(0)}, Left: 28 * time.Second, Used: 8, Idle: 2,
+		Clients: []backend.Account{{Client: "x", Left: true}, {Client: "y", Idle: 2}},
+	}
+	equal(t, "contents", fmt.Sprint(must(inspector.Inspect(b.at(3*time.Second), b.key))(t)), fmt.Sprint([]backend.Contents{rolls}))
+	equal(t, "no contents", len(must(inspector.Inspect(b.at(31*time.Second), b.key))(t)), 0)
 }
 
 // testCounters: limits of one key that differ in length, kind, period or zone count apart, and a number of tokens that
@@ -290,9 +303,6 @@ func testCounters(t testing.TB, s backend.Store) {
 		limit10.Rolling(), backend.Limit{Tokens: 10, Window: time.Hour}.Rolling(),
 	}
 	charge := func(l backend.Limit, n int64) int64 {
-		if l.Rolls {
-			return must(s.TakeRolling(b.at(0), backend.TakeRequest{Key: b.key, Limit: l, Tokens: n}))(t).Remaining
-		}
 		q := backend.Statement{Key: b.key, Limit: l, Need: n}
 		if l.Calendar.Period != 0 {
 			begin, end := l.Calendar.Around(b.base)

@@ -25,17 +25,20 @@ import (
 // that a call does not name are zero. "limit" changes the limit. An empty line starts a new
 // key, and so does every line of a section that says each. In a section that says heard, the
 // processes a, b and c listen, and "hears a" names the messages that have come since the last. A section that says lossy
-// is for stores that can lose their data: "lose count", "lose end", "lose ledger" or "lose all". A limit
-// that says rolling is one: account= is when an account began. One that says calendar has begin= and end= in its calls.
+// is for stores that can lose their data: "lose count", "lose end", "lose ledger" or "lose all". A limit that says calendar
+// has begin= and end= in its calls.
+//
+// A limit that says rolling is one. A bucket of it is written as its end, and a number of tokens in it as bucket:n. Its
+// generation is that of=none/gen, and its client has read the reply to its last statement unless known= says otherwise.
 //
 // The calls are take n, which is all or nothing without an account; use n of=, which was used above such a charge in that
-// window; sync client, whose next statement it is unless seq= says otherwise, with its window as of=, which runs until
-// its end, unless the call says ended; crowd n, the statements of n clients; check; reset; and settle n of= of a rolling limit.
+// window, or use 0 changes= of a rolling limit; sync client, whose next statement it is unless seq= says otherwise, with its
+// window as of=, which runs until its end, unless the call says ended; crowd n, the statements of n clients; check; and reset.
 //
 // A reply says whether a request was allowed or denied, what was granted by this reply, what the client's account
 // is charged, and then what the
 // store holds of the counter: the tokens charged, which may be more than the limit, what remains, and the
-// window, if one is open. Only a line that names them compares clients=, idle=, called= and lasted=. A store says what is
+// window, if one is open. Only a line that names them compares clients=, idle=, called=, lasted=, frees= and grants=. A store says what is
 // charged if it is an Inspector.
 //
 // A change of a figure is a change of what stores promise. Write it by hand, with its reason after the
@@ -115,19 +118,13 @@ func (b *bench) call(text string) string {
 	switch ctx := b.at(at); op {
 	case "take":
 		n := parseNumber(b.t, words[2])
-		if b.limit.Rolls {
-			q := backend.TakeRequest{Key: b.key, Limit: b.limit, Tokens: n}
-			b.fill(&q, words[3:])
-			reply := must(b.store.TakeRolling(ctx, q))(b.t)
-			return verdict(reply.Allowed) + b.state(at, reply.State)
-		}
 		q := backend.Statement{Need: n}
 		b.fill(&q, words[3:])
 		reply := b.sync(at, q)
 		if reply.Astray {
 			return "astray"
 		}
-		return verdict(reply.Grant == n) + b.state(at, reply.State)
+		return verdict(reply.Grant == n) + b.state(at, reply.State) + b.rolled(reply)
 	case "use":
 		q := backend.Statement{Change: parseNumber(b.t, words[2])}
 		b.fill(&q, words[3:])
@@ -138,16 +135,8 @@ func (b *bench) call(text string) string {
 		return b.state(at, reply.State)
 	case "check":
 		return b.state(at, must(b.store.Check(ctx, b.key, b.limit))(b.t))
-	case "settle":
-		q := backend.SettleRequest{Key: b.key, Tokens: parseNumber(b.t, words[2]), Limit: b.limit}
-		b.fill(&q, words[3:])
-		must(b.store.SettleRolling(ctx, q))(b.t)
-		return b.charged(at)
 	case "reset":
 		void := must(b.store.Reset(ctx, b.key, b.limit))(b.t)
-		if b.limit.Rolls {
-			return b.charged(at)
-		}
 		return "void=" + b.window(void)
 	case "crowd": // clients that share a window, whose first charge one of them makes
 		for i := range parseNumber(b.t, words[2]) {
@@ -158,13 +147,10 @@ func (b *bench) call(text string) string {
 		b.lose(ctx, words[2])
 		return ""
 	case "sync":
-		if b.limit.Rolls {
-			q := backend.SyncRequest{Key: b.key, Limit: b.limit, Client: words[2]}
-			b.fill(&q, words[3:])
-			reply := must(b.store.SyncRolling(ctx, q))(b.t)
-			return some("grant", reply.Grant) + b.state(at, reply.State)
-		}
 		q := backend.Statement{Client: words[2]}
+		if b.limit.Rolls {
+			q.Known = b.seqs[b.account(q.Client)]
+		}
 		b.fill(&q, words[3:])
 		q.Runs = q.Window.End > b.ms(at) && !slices.Contains(words, "ended")
 		return b.reply(at, b.sync(at, q))
@@ -176,6 +162,10 @@ func (b *bench) call(text string) string {
 // lose makes the store lose some of the counter.
 func (b *bench) lose(ctx context.Context, what string) {
 	s, counter := b.store.(Loser), b.limit.Counter()
+	if b.limit.Rolls {
+		must(0, s.LoseRing(ctx, b.key, counter))(b.t)
+		return
+	}
 	for part, lose := range map[string]func(ctx context.Context, key, counter string) error{"count": s.LoseCount, "end": s.LoseEnd, "ledger": s.LoseLedger} {
 		if what == part || what == "all" {
 			must(0, lose(ctx, b.key, counter))(b.t)
@@ -210,14 +200,27 @@ func (b *bench) reply(at time.Duration, r backend.Reply) string {
 		equal(b.t, "what the reply says is charged", fmt.Sprint("charged=", r.Used), b.charged(at))
 	}
 	text := some("grant", r.Grant) + some("mine", r.Mine) + b.state(at, r.State)
-	return text + fmt.Sprintf(" clients=%d idle=%d called=%d lasted=%s", r.Clients, r.Idle, r.Called, seconds(r.Lasted))
+	return text + fmt.Sprintf(" clients=%d idle=%d called=%d lasted=%s", r.Clients, r.Idle, r.Called, seconds(r.Lasted)) + b.rolled(r)
+}
+
+// rolled returns in words what only replies of rolling limits say.
+func (b *bench) rolled(r backend.Reply) string {
+	grants, sum := []string(nil), int64(0)
+	for _, g := range r.Grants {
+		end := time.UnixMicro(backend.BucketEnd(g.Bucket, b.limit.Window)).Sub(b.base)
+		grants, sum = append(grants, fmt.Sprintf("%s:%d", seconds(end), g.Tokens)), sum+g.Tokens
+	}
+	if b.limit.Rolls {
+		equal(b.t, "the sum of the grants", sum, r.Grant)
+	}
+	return fmt.Sprintf(" frees=%s grants=%s", seconds(r.Frees), strings.Join(grants, ","))
 }
 
 // named returns the words of a reply without the figures that want does not name.
 func named(got, want string) string {
 	return strings.Join(slices.DeleteFunc(strings.Fields(got), func(word string) bool {
 		name, _, _ := strings.Cut(word, "=")
-		return slices.Contains([]string{"clients", "idle", "called", "lasted"}, name) && !strings.Contains(want, name+"=")
+		return slices.Contains([]string{"clients", "idle", "called", "lasted", "frees", "grants"}, name) && !strings.Contains(want, name+"=")
 	}), " ")
 }
 
@@ -227,19 +230,18 @@ func (b *bench) fill(request any, words []string) {
 	b.t.Helper()
 	for _, word := range words {
 		name, value, _ := strings.Cut(word, "=")
-		switch name {
-		case "of":
+		if name == "of" {
 			name = "window"
-		case "account": // by when it began
-			value = fmt.Sprint(b.base.Add(parseDuration(b.t, value)).UnixMicro())
 		}
 		field := reflect.ValueOf(request).Elem().FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
 		switch {
 		case word == "ended":
 		case !field.IsValid():
 			b.t.Fatalf("no such argument: %s", word)
-		case name == "spent":
-			field.Set(reflect.ValueOf(b.spent(value)))
+		case name == "changes":
+			field.Set(reflect.ValueOf(b.changes(value)))
+		case name == "after":
+			field.SetInt(b.bucket(value))
 		case field.Kind() == reflect.Bool:
 			field.SetBool(true)
 		case field.Type() == reflect.TypeFor[backend.Window]():
@@ -254,16 +256,21 @@ func (b *bench) fill(request any, words []string) {
 	}
 }
 
-// spent parses totals by times in whose slices they were spent, or without a time, as in 1s:30,40.
-func (b *bench) spent(text string) (list []backend.Spent) {
+// changes parses changes, as in 2s:-30,3s:4.
+func (b *bench) changes(text string) (list []backend.Change) {
 	for word := range strings.SplitSeq(text, ",") {
-		slice := int64(backend.MaxTokens)
-		if at, total, timed := strings.Cut(word, ":"); timed {
-			slice, word = backend.Slice(b.base.Add(parseDuration(b.t, at)).UnixMicro(), b.limit.Window), total
-		}
-		list = append(list, backend.Spent{Slice: slice, Tokens: parseNumber(b.t, word)})
+		bucket, tokens, _ := strings.Cut(word, ":")
+		list = append(list, backend.Change{Bucket: b.bucket(bucket), Tokens: parseNumber(b.t, tokens)})
 	}
 	return list
+}
+
+// bucket parses one by its end; none is 0, the one in which the store hears of it.
+func (b *bench) bucket(text string) int64 {
+	if text == "none" {
+		return 0
+	}
+	return backend.Bucket(b.base.Add(parseDuration(b.t, text)).UnixMicro()-1, b.limit.Window)
 }
 
 // state returns a reading in words.
@@ -289,7 +296,10 @@ func (b *bench) window(w backend.Window) string {
 
 func (b *bench) parseWindow(text string) (w backend.Window) {
 	end, gen, reset := strings.Cut(text, "/")
-	if w.End = b.ms(parseDuration(b.t, end)); reset {
+	if end != "none" {
+		w.End = b.ms(parseDuration(b.t, end))
+	}
+	if reset {
 		w.Gen = b.ms(parseDuration(b.t, gen))
 	}
 	return w

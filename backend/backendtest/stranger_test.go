@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,10 +25,9 @@ func TestStranger(t *testing.T) {
 }
 
 var (
-	syncScript    = redis.NewScript(lua.Sync)
-	checkScript   = redis.NewScript(lua.Check)
-	resetScript   = redis.NewScript(lua.Reset)
-	rollingScript = redis.NewScript(lua.Rolling)
+	syncScript  = [2]*redis.Script{redis.NewScript(lua.Sync), redis.NewScript(lua.Roll)} // of fixed limits, and of rolling ones
+	checkScript = [2]*redis.Script{redis.NewScript(lua.Check), redis.NewScript(lua.RollCheck)}
+	resetScript = [2]*redis.Script{redis.NewScript(lua.Reset), redis.NewScript(lua.RollReset)}
 )
 
 // stranger is a store such as somebody else would write it, with a client of theirs. Its statements always say all.
@@ -40,50 +41,61 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 		return r, err
 	}
 	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, true) // the last: the time is given
-	window := fmt.Sprint(q.Window.End)
-	if q.Window.Gen > 0 {
-		window = fmt.Sprintf("%d.%d", q.Window.End, q.Window.Gen)
-	}
-	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Want, q.Least, q.Life, q.Seq,
-		window, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run}
-	if q.End != 0 {
-		args = append(args, q.Begin, q.End)
+	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Want, q.Least, q.Life, q.Seq}
+	if q.Limit.Rolls {
+		var changes []string
+		for _, d := range q.Changes {
+			changes = append(changes, fmt.Sprint(d.Bucket, " ", d.Tokens))
+		}
+		args = append(args, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, q.Within.Microseconds(), strings.Join(changes, " "))
+	} else {
+		window := fmt.Sprint(q.Window.End)
+		if q.Window.Gen > 0 {
+			window = fmt.Sprintf("%d.%d", q.Window.End, q.Window.Gen)
+		}
+		args = append(args, window, q.Mine, q.Change, q.Used, q.Idle, q.Pace, q.Run)
+		if q.End != 0 {
+			args = append(args, q.Begin, q.End)
+		}
 	}
 	n, err := s.eval(ctx, "sync", syncScript, q.Key, q.Limit, append(args, 0, s.now(ctx).UnixMicro())...)
 	if err != nil {
 		return r, err
 	}
+	n = append(n, make([]int64, max(12-len(n), 0))...) // zeros at the end are left out
+	r.State = reading(n, q.Limit)
 	if r.Now, r.Astray, r.Void = n[1], n[0]&2 != 0, n[0]&4 != 0; r.Astray || r.Void {
-		return r, nil
+		return backend.Reply{Now: r.Now, Astray: r.Astray, Void: r.Void}, nil
 	}
-	n = append(n, make([]int64, 11)...) // zeros at the end are left out
-	return backend.Reply{
-		State: reading(n, q.Limit), Now: n[1], Used: n[4], Mine: n[5], Grant: n[6], Clients: n[7], Lasted: time.Duration(n[8]) * time.Millisecond,
-		Idle: n[9], Called: n[10],
-	}, nil
+	r.Used, r.Mine, r.Grant, r.Clients, r.Lasted = n[4], n[5], n[6], n[7], time.Duration(n[8])*time.Millisecond
+	r.Idle, r.Called, r.Frees = n[9], n[10], time.Duration(n[11])*time.Microsecond
+	for grant := range slices.Chunk(n[12:], 2) {
+		r.Grants = append(r.Grants, backend.Change{Bucket: grant[0], Tokens: grant[1]})
+	}
+	return r, nil
 }
 
 func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	if err := cmp.Or(backend.ValidateKey(key), l.Validate()); err != nil {
 		return backend.State{}, err
 	}
+	args := []any{s.now(ctx).UnixMicro()}
 	if l.Rolls {
-		n, err := s.roll(ctx, "check", key, l)
-		return rolled(n), err
+		args = []any{l.Window.Milliseconds(), args[0]}
 	}
-	n, err := s.eval(ctx, "check", checkScript, key, l, s.now(ctx).UnixMicro())
+	n, err := s.eval(ctx, "check", checkScript, key, l, args...)
 	if err != nil {
 		return backend.State{}, err
 	}
-	return reading(n, l), nil
+	state := reading(n, l)
+	if l.Rolls && state.Remaining == 0 {
+		state.Frees = time.Duration(n[6]) * time.Microsecond
+	}
+	return state, nil
 }
 
 func (s stranger) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
 	if err := cmp.Or(backend.ValidateKey(key), l.Validate()); err != nil {
-		return void, err
-	}
-	if l.Rolls {
-		_, err = s.roll(ctx, "reset", key, l)
 		return void, err
 	}
 	n, err := s.eval(ctx, "reset", resetScript, key, l, l.Window.Milliseconds(), 0, s.now(ctx).UnixMicro())
@@ -93,62 +105,20 @@ func (s stranger) Reset(ctx context.Context, key string, l backend.Limit) (void 
 	return backend.Window{End: n[2], Gen: n[3]}, nil
 }
 
-func (s stranger) SyncRolling(ctx context.Context, r backend.SyncRequest) (reply backend.SyncReply, err error) {
-	if err := r.Validate(); err != nil {
-		return reply, err
-	}
-	args := []any{r.Client, r.Want, r.Need, r.Least, bits(r.Exact, r.Idle < 0, r.Waited, r.Leaving), r.Peers, r.Pace, r.Account, r.Window.End,
-		r.Granted, r.Returned, r.Debt, r.Total, r.Used, max(r.Idle, 0), r.Refunded, r.RefundedIn.End}
-	for _, spent := range r.Spent {
-		args = append(args, spent.Slice, spent.Tokens)
-	}
-	n, err := s.roll(ctx, "sync", r.Key, r.Limit, args...)
-	return backend.SyncReply{
-		State: rolled(n), Carried: n[0]&2 != 0, Learning: n[0]&4 != 0, Grant: n[6], Recovered: n[7], Granted: n[8], Returned: n[9], Debt: n[10],
-		Clients: n[11], Reasserted: n[12], Total: n[13], Over: n[14], Idle: n[15], Called: n[16], Account: n[17],
-	}, err
-}
-
-func (s stranger) TakeRolling(ctx context.Context, r backend.TakeRequest) (reply backend.TakeReply, err error) {
-	if err := r.Validate(); err != nil {
-		return reply, err
-	}
-	n, err := s.roll(ctx, "take", r.Key, r.Limit, r.Tokens, min(r.Within, r.Limit.Window/4).Microseconds())
-	return backend.TakeReply{State: rolled(n), Allowed: n[0]&8 != 0, Idle: n[0]&64 != 0, Called: n[0]&128 != 0}, err
-}
-
-func (s stranger) SettleRolling(ctx context.Context, r backend.SettleRequest) (reply backend.SettleReply, err error) {
-	if err := r.Validate(); err != nil {
-		return reply, err
-	}
-	n, err := s.roll(ctx, "settle", r.Key, r.Limit, r.Tokens, r.Window.End)
-	return backend.SettleReply{Open: n[0]&8 != 0, Over: n[3]}, err
-}
-
-func (s stranger) eval(ctx context.Context, op string, script *redis.Script, key string, l backend.Limit, args ...any) ([]int64, error) {
+func (s stranger) eval(ctx context.Context, op string, scripts [2]*redis.Script, key string, l backend.Limit, args ...any) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
 	}
 	k := "{" + hex.EncodeToString([]byte(key)) + "}:" + l.Counter()
-	keys := []string{k}
-	if !l.Rolls {
-		keys = append(keys, k+":exp", k+":own")
+	script, keys := scripts[0], []string{k, k + ":exp", k + ":own"}
+	if l.Rolls {
+		script, keys = scripts[1], keys[:1]
 	}
 	n, err := script.Run(ctx, s.client, keys, args...).Int64Slice()
 	if err != nil {
 		return nil, &backend.Error{Op: op, Err: err}
 	}
 	return n, nil
-}
-
-// roll makes a call of a rolling limit. Its reply is zeros after an error.
-func (s stranger) roll(ctx context.Context, op, key string, l backend.Limit, args ...any) ([]int64, error) {
-	args = append([]any{op, l.Tokens, l.Window.Milliseconds()}, args...)
-	n, err := s.eval(ctx, op, rollingScript, key, l, append(args, 0, s.now(ctx).UnixMicro())...)
-	if err != nil {
-		n = make([]int64, 18)
-	}
-	return n, err
 }
 
 // bits is the sum of 1, 2, 4 and so on for those that are true.
@@ -161,19 +131,14 @@ func bits(list ...bool) (sum int) {
 	return sum
 }
 
-// reading is that of a fixed limit: the window, and what is charged.
+// reading is the window, and what is charged. It makes the time that of the counter: a rolling limit's may be ahead of the server's.
 func reading(n []int64, l backend.Limit) backend.State {
 	s := backend.State{Window: backend.Window{End: n[2], Gen: n[3]}, Remaining: max(l.Tokens-n[4], 0)}
+	if l.Rolls {
+		n[1], n[5] = n[1]+n[5], 0
+	}
 	if s.Window.End != 0 {
 		s.Left = time.Duration(n[2]*1000-n[1]) * time.Microsecond
 	}
 	return s
-}
-
-// rolled is a reading of a rolling limit.
-func rolled(n []int64) backend.State {
-	return backend.State{
-		Window: backend.Window{End: n[2]}, Remaining: n[3],
-		Left: time.Duration(n[4]) * time.Microsecond, Frees: time.Duration(n[5]) * time.Microsecond,
-	}
 }

@@ -29,11 +29,19 @@ func need(key string, l backend.Limit) backend.Statement {
 	return backend.Statement{Key: key, Limit: l, Need: 1}
 }
 
+// both runs a test with each kind of limit.
+func both(t *testing.T, test func(t *testing.T, limit backend.Limit)) {
+	limit := backend.Limit{Tokens: 10, Window: time.Second}
+	t.Run("fixed", func(t *testing.T) { test(t, limit) })
+	t.Run("rolling", func(t *testing.T) { test(t, limit.Rolling()) })
+}
+
 // TestSweep: keys that come once and never again do not fill the memory, with an account and without.
-func TestSweep(t *testing.T) {
+func TestSweep(t *testing.T) { both(t, testSweep) }
+
+func testSweep(t *testing.T, limit backend.Limit) {
 	s := New()
 	base := time.Now().Truncate(time.Second) // as windows end
-	limit := backend.Limit{Tokens: 10, Window: time.Second}
 	take := func(i int, at time.Duration) backend.Reply {
 		q := need(fmt.Sprint(i), limit)
 		if i%2 == 0 {
@@ -60,9 +68,10 @@ func TestSweep(t *testing.T) {
 
 // TestSweepKeepsLedgers: an account and a generation outlive the window, so that a late copy of a statement charges
 // nothing, and what a Reset voided stays void.
-func TestSweepKeepsLedgers(t *testing.T) {
+func TestSweepKeepsLedgers(t *testing.T) { both(t, testSweepKeepsLedgers) }
+
+func testSweepKeepsLedgers(t *testing.T, limit backend.Limit) {
 	s, base := New(), time.Now().Truncate(time.Second)
-	limit := backend.Limit{Tokens: 10, Window: time.Second}
 	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
 	crowd := func(d time.Duration) {
 		for i := range 2 * shards * minSweep {

@@ -34,6 +34,7 @@ func (c *Counter) ForgetOldest(now int64) {
 		return
 	}
 	if c.turn(now); len(c.ring.counts) > 0 {
+		c.count -= c.ring.counts[0]
 		c.ring.counts[0] = 0
 	}
 }

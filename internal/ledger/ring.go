@@ -62,29 +62,27 @@ func (c *Counter) turn(now int64) {
 		r.asked = 0
 		gone := min(int(low-r.low), len(r.counts))
 		for _, n := range r.counts[:gone] {
-			r.promised = max(r.promised-n, 0)
+			c.count, r.promised = c.count-n, max(r.promised-n, 0)
 		}
 		r.low, r.counts = low, r.counts[gone:]
 	}
-	c.total()
+	c.trim()
 }
 
-// total sums up what counts, and says until when.
-func (c *Counter) total() {
+// trim drops what is empty at the ring's end, which says until when anything counts.
+func (c *Counter) trim() {
 	r := c.ring
 	for n := len(r.counts); n > 0 && r.counts[n-1] == 0; n-- {
 		r.counts = r.counts[:n-1]
 	}
-	c.count, c.end = 0, 0
-	for i, n := range r.counts {
-		if c.count = min(c.count+n, backend.MaxTokens); n > 0 {
-			c.end = (backend.BucketEnd(r.low+int64(i)+backend.Buckets, r.length) + 999) / 1000
-		}
+	if c.end = 0; len(r.counts) > 0 {
+		c.end = (backend.BucketEnd(r.low+int64(len(r.counts))-1+backend.Buckets, r.length) + 999) / 1000
 	}
 }
 
 // add charges n tokens in a bucket, or gives back -n, and returns how many it has. What counts no more cannot change.
-func (r *ring) add(bucket, n int64) int64 {
+func (c *Counter) add(bucket, n int64) int64 {
+	r := c.ring
 	i := bucket - r.low
 	if i < 0 || i > backend.Buckets+backend.Ahead {
 		return 0
@@ -92,8 +90,8 @@ func (r *ring) add(bucket, n int64) int64 {
 	for int64(len(r.counts)) <= i {
 		r.counts = append(r.counts, 0)
 	}
-	n = min(max(n, -r.counts[i]), backend.MaxTokens-r.counts[i])
-	r.counts[i] += n
+	n = min(max(n, -r.counts[i]), backend.MaxTokens-c.count)
+	r.counts[i], c.count = r.counts[i]+n, c.count+n
 	return n
 }
 
@@ -115,6 +113,7 @@ func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message
 		s.grantBuckets()
 		s.keep()
 	}
+	s.trim()
 	messages := s.callIdle()
 	s.answer()
 	s.frees()
@@ -160,17 +159,15 @@ func (c *Counter) tidy(but string) {
 
 // chargeBucket is the whole of a statement without an account.
 func (s *step) chargeBucket() {
-	r := s.ring
 	if s.Need > 0 {
 		if s.lacks = s.count+s.Need > s.Limit.Tokens; !s.lacks {
 			s.give(s.soonest(), s.Need)
 		}
 	} else if s.Window.Gen == s.head.Gen {
 		for _, d := range s.Changes {
-			r.add(r.place(d), max(d.Tokens, 0))
+			s.add(s.ring.place(d), max(d.Tokens, 0))
 		}
 	}
-	s.total()
 }
 
 // place is the bucket of a change. Whoever has used tokens may not know which bucket is the present one, or be ahead of a clock that
@@ -193,20 +190,18 @@ func (s *step) soonest() int64 {
 // stateBuckets undoes what the last statement did, unless the client has taken its reply, and then applies all that changed since the
 // reply that it took. A ring that knows nothing of the account has nothing that could go back.
 func (s *step) stateBuckets() {
-	r := s.ring
 	if s.of && s.own.seq > s.Known {
 		for _, d := range s.own.did {
-			r.add(d.Bucket, -d.Tokens)
+			s.add(d.Bucket, -d.Tokens)
 		}
 	}
 	if s.Window.Gen == s.head.Gen {
 		for _, d := range s.Changes {
-			if bucket := r.place(d); d.Tokens > 0 || s.of {
-				s.note(bucket, r.add(bucket, d.Tokens))
+			if bucket := s.ring.place(d); d.Tokens > 0 || s.of {
+				s.note(bucket, s.add(bucket, d.Tokens))
 			}
 		}
 	}
-	s.total()
 }
 
 // note records that n tokens were charged in a bucket.
@@ -227,7 +222,7 @@ func (s *step) give(bucket, n int64) {
 	if n <= 0 {
 		return
 	}
-	s.ring.add(bucket, n)
+	s.add(bucket, n)
 	s.note(bucket, n)
 	s.reply.Grant += n
 	s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
@@ -288,7 +283,6 @@ func (s *step) grantBuckets() {
 		s.give(bucket, n)
 		left -= n
 	}
-	s.total()
 }
 
 // callIdle calls idle tokens back, if callers wait for more than the client gets. While tokens are short, that is in vain mostly, so it

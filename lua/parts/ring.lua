@@ -7,8 +7,8 @@ local function add(bucket, n)
   if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
   for j = #counts + 1, i do counts[j] = '0' end
   local has = counts[i] + 0
-  n = min(max(n, -has), most - has)
-  if n ~= 0 then counts[i], used = format('%d', has + n), min(used + n, most) end
+  n = min(max(n, -has), most - used)
+  if n ~= 0 then counts[i], used = format('%d', has + n), used + n end
   return n
 end
 local grants, grant, done, first, final = { }, 0, { }, nil, nil

@@ -148,7 +148,7 @@ func (c *scope) now(s *state) int64 { return base + c.instants[s.instant].Micros
 // actions appends what may happen in s. If a client that holds nothing waits for a reply that is on its way, nothing else
 // happens first, because all else commutes with what the client does then.
 func (c *scope) actions(s *state, to []action) []action {
-	now, hurry := c.now(s), false
+	now := c.now(s)
 	may := func(when bool, k kind, who int, n int64) {
 		if when {
 			to = append(to, action{k, int8(who), int8(n)})
@@ -157,7 +157,6 @@ func (c *scope) actions(s *state, to []action) []action {
 	for i := range c.clients {
 		p := &s.clients[i]
 		mark := len(to)
-		hurry = hurry || p.Hurries(c.limit)
 		if p.dead {
 			c.lateActions(s, i, may)
 			continue
@@ -194,7 +193,7 @@ func (c *scope) actions(s *state, to []action) []action {
 	may(s.left.directs > 0, direct, nobody, 1)
 	may(s.left.directs > 0 && s.left.lost > 0, directLost, nobody, 1)
 	may(s.left.debts > 0 && s.taken.End != 0, overrun, nobody, 1)
-	may(int(s.instant)+1 < len(c.instants) && !hurry, tick, 0, 0)
+	may(int(s.instant)+1 < len(c.instants), tick, 0, 0)
 	may(s.left.resets > 0, reset, 0, 0)
 	for k := lose; k <= loseEnd; k++ {
 		may(s.left.losses > 0 && (c.losing == nil || slices.Contains(c.losing, k)) && (k == lose || !c.limit.Rolls), k, 0, 0)

@@ -196,10 +196,6 @@ func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
 // MayDeclare reports whether a request may overrun its charge.
 func (h *Hand) MayDeclare(now int64) bool { return h.Window.End != 0 && !h.Over(now) }
 
-// Hurries reports whether the client states its account before long: the store of a rolling limit counts an overrun from
-// when it hears of it, so a limiter says so within a bucket.
-func (h *Hand) Hurries(limit backend.Limit) bool { return limit.Rolls && h.Unpaid() > 0 }
-
 // Unpaid is the debt that the store has not confirmed.
 func (h *Hand) Unpaid() int64 { return h.Account.Unpaid() + h.Buckets.Unpaid() }
 
