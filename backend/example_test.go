@@ -58,6 +58,33 @@ func ExampleStore() {
 	// 1000 true true
 }
 
+// A statement of a rolling limit says its account by buckets.
+func ExampleRolling() {
+	ctx, store := context.Background(), memstore.New()
+	limit := backend.Limit{Tokens: 1000, Window: time.Hour}.Rolling()
+
+	// Tokens that are needed are of the present bucket, and may be spent until it ends.
+	q := backend.Statement{Key: "user:42", Limit: limit, Client: "a", Life: 1, Seq: 1, Want: 100, Need: 100, Hints: backend.Hints{Exact: true}}
+	r, _ := store.Sync(ctx, q)
+	bucket := r.Grants[0].Bucket
+	fmt.Println("grant", r.Grant, "remaining", r.Remaining, bucket == backend.Bucket(r.Now, limit.Window))
+
+	// 30 go back to their bucket. A Reset would have changed Gen.
+	q.Seq, q.Known, q.Window.Gen, q.Want, q.Need = 2, 1, r.Window.Gen, 0, 0
+	q.Changes = []backend.Change{{Bucket: bucket, Tokens: -30}}
+	r, _ = store.Sync(ctx, q)
+	fmt.Println("remaining", r.Remaining)
+
+	// That reply was lost, and it was 10 more: the store undoes what the client has not read.
+	q.Seq, q.Changes = 3, []backend.Change{{Bucket: bucket, Tokens: -40}}
+	r, _ = store.Sync(ctx, q)
+	fmt.Println("remaining", r.Remaining)
+	// Output:
+	// grant 100 remaining 900 true
+	// remaining 930
+	// remaining 940
+}
+
 // Limits that differ only in their tokens share a counter. Others never meet.
 func ExampleLimit_Counter() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -93,20 +120,15 @@ func ExampleStatement_Validate() {
 		func(q *backend.Statement) { q.Key = "" },
 		func(q *backend.Statement) { q.Limit.Window = 0 },
 		func(q *backend.Statement) { q.Seq = 0 },
-		func(q *backend.Statement) { q.Client = "" },             // and so nobody to give Want to
-		func(q *backend.Statement) { q.Limit = limit.Rolling() }, // has requests of its own
+		func(q *backend.Statement) { q.Client = "" },                             // and so nobody to give Want to
+		func(q *backend.Statement) { q.Limit, q.Mine = limit.Rolling(), 1 },      // whose account is by buckets
+		func(q *backend.Statement) { q.Changes = []backend.Change{{Tokens: 1}} }, // which a fixed limit has not
 	} {
 		q := good
 		change(&q)
 		err := q.Validate()
 		fmt.Println(errors.Is(err, backend.ErrKey), errors.Is(err, backend.ErrLimit), errors.Is(err, backend.ErrTokens))
 	}
-	rolling := backend.SyncRequest{Key: "k", Limit: limit.Rolling(), Client: "c", Want: -1}
-	fmt.Println(errors.Is(rolling.Validate(), backend.ErrTokens))
-	take := backend.TakeRequest{Key: "k", Limit: limit.Rolling(), Tokens: 11}
-	fmt.Println(errors.Is(take.Validate(), backend.ErrTokens))
-	settle := backend.SettleRequest{Key: "k", Limit: limit.Rolling(), Window: backend.Window{End: 1}, Tokens: backend.MaxTokens + 1}
-	fmt.Println(errors.Is(settle.Validate(), backend.ErrTokens))
 	for _, window := range []time.Duration{backend.MinWindow - 1, backend.MaxWindow + 1} {
 		fmt.Println(errors.Is(backend.Limit{Tokens: 1, Window: window}.Validate(), backend.ErrLimit))
 	}
@@ -117,10 +139,8 @@ func ExampleStatement_Validate() {
 	// false true false
 	// false false true
 	// false false true
-	// false true false
-	// true
-	// true
-	// true
+	// false false true
+	// false false true
 	// true
 	// true
 }

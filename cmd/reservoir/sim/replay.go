@@ -19,8 +19,8 @@ import (
 
 // Setting says how a [Replay] runs: the limit, the network and the randomness.
 type Setting struct {
-	Limit reservoir.Limit
-	Delay time.Duration // round trip of a call, less than a fetch timeout
+	Limit reservoir.Limit // of windows: the book has none to count what a rolling limit leaves unspent
+	Delay time.Duration   // round trip of a call, less than a fetch timeout
 	Seed  uint64
 
 	// Travel returns the time of one way of a call that starts now, for fleets in which
@@ -196,23 +196,6 @@ func (w *way) Sync(ctx context.Context, q backend.Statement) (backend.Reply, err
 		w.replay.book.charged(q.Key, reply.Window, reply.Grant)
 	default:
 		w.replay.book.received(w, q.Key, account{fmt.Sprint(q.Life), reply.Window, reply.Mine}, reply.Grant)
-	}
-	return reply, err
-}
-
-func (w *way) SyncRolling(ctx context.Context, q backend.SyncRequest) (backend.SyncReply, error) {
-	q.Client = w.named(q.Client)
-	reply, err := call(ctx, w, "sync", w.Store.SyncRolling, q)
-	if err == nil {
-		w.replay.book.received(w, q.Key, account{q.Client, reply.Window, reply.Granted - reply.Returned}, reply.Grant)
-	}
-	return reply, err
-}
-
-func (w *way) TakeRolling(ctx context.Context, q backend.TakeRequest) (backend.TakeReply, error) {
-	reply, err := call(ctx, w, "take", w.Store.TakeRolling, q)
-	if err == nil && reply.Allowed {
-		w.replay.book.charged(q.Key, reply.Window, q.Tokens)
 	}
 	return reply, err
 }
