@@ -9,10 +9,9 @@ import (
 	"github.com/go-reservoir/reservoir/internal/chance"
 )
 
-// ring is what a rolling limit has in place of an open window. A window has 20 buckets, and each is a short window: a token is charged
-// in the bucket before whose end it is spent, or goes back to exactly that bucket. It counts until a window has passed since the
-// bucket's end. So what was spent in an interval of a window's length stands in the buckets from 20 before the present one
-// on at the interval's last instant, and their sum was at most the limit after every grant.
+// ring is what a rolling limit has in place of an open window: the tokens charged in each bucket, by the rules of [backend.Rolling].
+// What was spent in an interval of a window's length stands in the buckets from 20 before the present one on at the
+// interval's last instant, and their sum was at most the limit after every grant.
 //
 // The clock of a ring never goes back, because what has left the ring would count no more in an interval that comes again.
 type ring struct {
@@ -165,7 +164,7 @@ func (s *step) chargeBucket() {
 		}
 	} else if s.Window.Gen == s.head.Gen {
 		for _, d := range s.Changes {
-			s.add(s.ring.place(d), max(d.Tokens, 0))
+			s.change(s.ring.place(d), max(d.Tokens, 0))
 		}
 	}
 }
@@ -198,34 +197,31 @@ func (s *step) stateBuckets() {
 	if s.Window.Gen == s.head.Gen {
 		for _, d := range s.Changes {
 			if bucket := s.ring.place(d); d.Tokens > 0 || s.of {
-				s.note(bucket, s.add(bucket, d.Tokens))
+				s.change(bucket, d.Tokens)
 			}
 		}
 	}
 }
 
-// note records that n tokens were charged in a bucket.
-func (s *step) note(bucket, n int64) {
-	if n == 0 {
+// change charges n tokens in a bucket, or gives back -n, and records it for the account.
+func (s *step) change(bucket, n int64) {
+	if n = s.add(bucket, n); n == 0 {
 		return
 	}
 	i, found := slices.BinarySearchFunc(s.did, bucket, func(d backend.Change, bucket int64) int { return int(d.Bucket - bucket) })
-	if found {
-		s.did[i].Tokens += n
-		return
+	if !found {
+		s.did = slices.Insert(s.did, i, backend.Change{Bucket: bucket})
 	}
-	s.did = slices.Insert(s.did, i, backend.Change{Bucket: bucket, Tokens: n})
+	s.did[i].Tokens += n
 }
 
 // give grants n tokens of a bucket.
 func (s *step) give(bucket, n int64) {
-	if n <= 0 {
-		return
+	if n > 0 {
+		s.change(bucket, n)
+		s.reply.Grant += n
+		s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
 	}
-	s.add(bucket, n)
-	s.note(bucket, n)
-	s.reply.Grant += n
-	s.reply.Grants = append(s.reply.Grants, backend.Change{Bucket: bucket, Tokens: n})
 }
 
 // grantBuckets spreads a grant over the buckets in which the client will use it, because a token that is charged in a later bucket than that
@@ -289,22 +285,18 @@ func (s *step) grantBuckets() {
 // calls all, but less and less often: at last, every eight buckets.
 // A refusal says when tokens come, so nobody is told that the limit is used up.
 func (s *step) callIdle() []Message {
-	h := s.head
+	h, ms, bucket := s.head, s.now/1000, s.length()/backend.Buckets
 	if s.Client == "" {
 		return nil
 	}
 	idle := h.idle - s.own.idle
-	if s.Need <= s.reply.Grant || idle == 0 {
-		s.reply.Idle = idle
+	if s.reply.Idle = idle; s.Need <= s.reply.Grant || idle == 0 {
 		return nil
 	}
-	ms, bucket := s.now/1000, s.length()/backend.Buckets
 	if ms-h.told > 2*bucket {
 		h.calls = 0
 	}
-	h.told = ms
-	if h.calls > 0 && ms-h.at < bucket<<min(h.calls-1, 3) {
-		s.reply.Idle = idle
+	if h.told = ms; h.calls > 0 && ms-h.at < bucket<<min(h.calls-1, 3) {
 		return nil
 	}
 	s.calling = true
