@@ -333,23 +333,24 @@ func TestRollingDemandMoves(t *testing.T) {
 func TestRollingStockOfWhoLeaves(t *testing.T) {
 	for what, leave := range map[string]func(l *reservoir.Limiter){
 		"Close":    func(l *reservoir.Limiter) { _ = l.Close(bg) },
-		"eviction": func(l *reservoir.Limiter) { allow(t, l, "another", 1) },
+		"eviction": func(*reservoir.Limiter) {},
 	} {
 		for _, after := range []time.Duration{5 * time.Second, 30 * time.Second, 50 * time.Second} {
 			inBubble(t, fmt.Sprint(what, "/", after), func(t *testing.T) {
 				net, limit, idle := testnet.Far(rtt/2), reservoir.PerMinute(500).Rolling(), time.Hour
 				if what == "eviction" {
-					idle = after / 2
+					idle = after / 3
 				}
 				l := open(t, net.Port(0, 0), limit, reservoir.WithFixedBatch(500), reservoir.WithIdle(idle))
 				allow(t, l, "k", 1)
 				require.EqualValues(t, 499, l.Stats().Held)
+				begun := time.Now()
 				time.Sleep(after)
-				leave(l)
-				time.Sleep(time.Second)
-				require.Zero(t, l.Stats().Held)
+				for leave(l); l.Stats().Held > 0; time.Sleep(time.Second) {
+					require.Less(t, time.Since(begun), 2*after)
+				}
 				got := drain(t, open(t, net.Port(1, 0), limit), "k", 1)
-				t.Logf("%d of 499", got)
+				t.Logf("%d of 499, %v after they were granted", got, time.Since(begun).Round(time.Second))
 				assert.EqualValues(t, 499, got)
 			})
 		}
@@ -639,9 +640,9 @@ func TestRollingGroup(t *testing.T) {
 		start := time.Now()
 		r, err := g.Wait(bg, "k", "k")
 		require.NoError(t, err)
-		require.Less(t, time.Since(start), 64*time.Second)
+		require.Less(t, time.Since(start), 94*time.Second)
 		require.NoError(t, g.Settle(bg, r, []int64{0, 1}), "the rolling one is not used")
-		time.Sleep(4 * time.Second)
+		time.Sleep(35 * time.Second)
 		require.EqualValues(t, 14, func() (n int64) { // what is left of the fixed one
 			for {
 				if r, err := g.Allow(bg, "k", "k"); err != nil || !r.Allowed {
@@ -710,6 +711,26 @@ func TestRollingIdleTokensAreCalled(t *testing.T) {
 			admitted += drain(t, all[4], "k", 1)
 			require.Equal(t, tokens, admitted)
 		}
+	})
+}
+
+// TestRollingReturnedTokens: tokens that come back to a limit that is used up are found by those who were refused, long before
+// what was spent counts no more.
+func TestRollingReturnedTokens(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		all := fleetOn(t, 8, testnet.Far(rtt/2), reservoir.PerMinute(600).Rolling(), opt)
+		large := allow(t, all[0], "k", 300)
+		require.True(t, large.Allowed)
+		exhaust(t, all[1:], "k")
+		require.NoError(t, all[0].Refund(bg, large))
+		admitted, begun := int64(0), time.Now()
+		for ; admitted < 300; time.Sleep(50 * time.Millisecond) {
+			require.Less(t, time.Since(begun), 10*time.Second, "%d of 300", admitted)
+			for _, l := range all[1:] {
+				admitted += drain(t, l, "k", 1)
+			}
+		}
+		t.Log(time.Since(begun))
 	})
 }
 
