@@ -1,19 +1,20 @@
 package docs_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // TestWorstIntervals compares the table of rolling.md with the most that each rule admits in less than
@@ -27,51 +28,51 @@ func TestWorstIntervals(t *testing.T) {
 		{0: limit},
 		{window - 1: limit},
 	}
-	for name, make := range map[string]func() func(ms int) bool{
-		"fixed window":                          func() func(int) bool { return take(t, backend.Limit{Tokens: limit, Window: time.Minute}) },
-		"`Rolling()`":                           func() func(int) bool { return take(t, backend.Limit{Tokens: limit, Window: time.Minute}.Rolling()) },
-		"sliding window counter (Cloudflare's)": func() func(int) bool { return slidingCounter(limit, window) },
-		"GCRA with a burst of L":                func() func(int) bool { return gcra(limit, window) },
-		"sliding log":                           func() func(int) bool { return slidingLog(limit, window) },
+	fixed := reservoir.PerMinute(limit)
+	for name, make := range map[string]func(t *testing.T) func(ms int) bool{
+		"fixed window":                          func(t *testing.T) func(int) bool { return ask(t, fixed) },
+		"`Rolling()`":                           func(t *testing.T) func(int) bool { return ask(t, fixed.Rolling()) },
+		"sliding window counter (Cloudflare's)": func(*testing.T) func(int) bool { return slidingCounter(limit, window) },
+		"GCRA with a burst of L":                func(*testing.T) func(int) bool { return gcra(limit, window) },
+		"sliding log":                           func(*testing.T) func(int) bool { return slidingLog(limit, window) },
 	} {
 		most := 0
 		for _, attack := range attacks {
-			allow, last := make(), slices.Max(slices.Collect(maps.Keys(attack)))
-			var admitted []int // when, ms
-			for ms := range 3 * window {
-				tries := attack[ms]
-				if ms > last {
-					tries = 1
-				}
-				for range tries {
-					if allow(ms) {
-						admitted = append(admitted, ms)
+			synctest.Test(t, func(t *testing.T) {
+				allow, last, start := make(t), slices.Max(slices.Collect(maps.Keys(attack))), time.Now()
+				var admitted []time.Duration
+				for ms := range 3 * window {
+					time.Sleep(time.Duration(ms)*time.Millisecond - time.Since(start))
+					tries := attack[ms]
+					if ms > last {
+						tries = 1
+					}
+					for range tries {
+						if allow(ms) {
+							admitted = append(admitted, time.Since(start))
+						}
 					}
 				}
-			}
-			from := 0
-			for i, at := range admitted {
-				for at-admitted[from] >= window {
-					from++
+				from := 0
+				for i, at := range admitted {
+					for at-admitted[from] >= window*time.Millisecond {
+						from++
+					}
+					most = max(most, i-from+1)
 				}
-				most = max(most, i-from+1)
-			}
+			})
 		}
 		assert.Contains(t, string(page), fmt.Sprintf("| %s | %.2f |", name, float64(most)/limit))
 	}
 }
 
-// take asks the store in memory for a token.
-func take(t *testing.T, l backend.Limit) func(ms int) bool {
-	s, start := memstore.New(), time.Unix(1_700_000_000, 0)
-	return func(ms int) bool {
-		ctx := storeclock.With(t.Context(), start.Add(time.Duration(ms)*time.Millisecond))
-		if !l.Rolls {
-			r, err := s.Sync(ctx, backend.Statement{Key: "k", Limit: l, Need: 1})
-			require.NoError(t, err)
-			return r.Grant == 1
-		}
-		r, err := s.TakeRolling(ctx, backend.TakeRequest{Key: "k", Limit: l, Tokens: 1, Within: 100 * time.Millisecond})
+// ask asks a limiter for a token.
+func ask(t *testing.T, limit reservoir.Limit) func(int) bool {
+	l, err := reservoir.New(memstore.New(), limit)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
+	return func(int) bool {
+		r, err := l.Allow(t.Context(), "k")
 		require.NoError(t, err)
 		return r.Allowed
 	}
