@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -165,7 +166,7 @@ func validateClient(name string) error {
 	switch {
 	case name == "" || len(name) > 64:
 		return fmt.Errorf("%w: a client's name has 1 to 64 bytes", ErrKey)
-	case name == "head":
+	case slices.Contains([]string{"head", "idle", "0", "1", "2", "3", "4"}, name):
 		return fmt.Errorf("%w: the client's name %q is reserved for the ledger", ErrKey, name)
 	}
 	return nil

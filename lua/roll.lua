@@ -4,10 +4,11 @@
 -- window, and a short window: a token is spent before its bucket ends, or goes back to exactly that bucket, and counts until a
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
--- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together: a head, and one field for each
---                        limiter in a process
---         head           "gen clients used promised asked before last off low count...", and then "+idle out calls told at" unless
---                        all of these are 0
+-- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
+--         head           "gen clients used promised asked before last off"
+--         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
+--                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
+--         idle           "+idle out calls told at", if one of these is not 0
 --         a limiter      "gen life seq asked", then " first change...", with a ~ before it if the client has left, and after it
 --                        "+idle", or "+" if it was called to return what is idle and has not stated since
 --         gen            generation, which a Reset increases. What is about an older one is void
@@ -18,32 +19,34 @@
 --                        bucket in which it last asked
 --         last, off      the latest time, and by how much it is ahead of the server's clock, us: the time of a ring never goes
 --                        back, because what has left it would count no more in an interval that comes again
---         low, count     the first bucket that counts, 20 before the present one, and the tokens charged in each from it on
 --         life, seq      number the client's statements: one that is not newer does nothing
---         first, change  what its last statement changed, by bucket from first on, grants included; with a . before it, less
---         idle           tokens that clients hold and do not need, at most, and in the head their sum
+--         first, change  what its last statement changed, by bucket, grants included; first is less by asked, and 3*4 is 3 in four buckets
+--         idle           tokens that clients hold and do not need, at most, and in the field of that name their sum
 --         out            clients that the last recall called; calls: recalls in a row, at: when the last one was or a client
 --                        that was called stated, Unix ms; told: when a client last got less than it needed, Unix ms
--- ARGV  1 limiter        name of its field; empty = the statement has no account: need is charged, all or none, or else
---                        changes, in the generation of 10
+-- ARGV  1 limiter        name of its field, which is none of the above; empty = the statement has no account: need is charged, all
+--                        or none, or else changes, in the generation of 11
 --       2 limit          tokens per window
 --       3 length         of a window, ms
 --       4 need           tokens that callers wait for
 --       5 how            the sum of: 1 = grant want as it is, 2 = the client gets no messages, 8 = it does not count until it
 --                        asks again, 64 = the last argument is the time
---       6 want           tokens, with need; 0 = only state the account
---       7 least          tokens that the first caller needs: with less, nothing is granted
---       8 life           of the client's account
---       9 seq            of the statement
---      10 gen            of the last reply that the client took
---      11 known          the seq of that reply; 0 = none
---      12 idle           tokens that it holds and that nobody there waits for
---      13 pace           tokens that it would use in a whole window at its present rate
---      14 after          the last bucket of which it has tokens, if these are for later ones, or 0
---      15 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
+--       6 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
 --                        the window
+--    then, unless it has no account and none of the figures after these:
+--       7 want           tokens, with need; 0 = only state the account
+--       8 least          tokens that the first caller needs: with less, nothing is granted
+--       9 life           of the client's account
+--      10 seq            of the statement
+--    then, unless all of these are 0 or empty:
+--      11 gen            of the last reply that the client took
+--      12 known          the seq of that reply; 0 = none
+--      13 idle           tokens that it holds and that nobody there waits for
+--      14 pace           tokens that it would use in a whole window at its present rate
+--      15 after          the last bucket of which it has tokens, if these are for later ones, or 0
 --      16 changes        "bucket tokens bucket tokens...": by how much its account has changed since the reply known, for
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
+--    then:
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
 -- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),
@@ -61,9 +64,8 @@ local call, format, match, floor, min, max = redis.call, string.format, string.m
 local most = 9007199254740991                          -- the largest exact integer of a double
 
 local args = #ARGV
-local limiter, changes, arg = ARGV[1], ARGV[16], { }
-for i = 2, 15 do arg[i] = ARGV[i] + 0 end
-local limit, length, need, how, want, least, life, seq, wgen, known, widle, pace, after, within = unpack(arg, 2, 15)
+local limiter, limit, length, need, how, within = unpack(ARGV, 1, 6)
+limit, length, need, how, within = limit + 0, length + 0, need + 0, how + 0, within + 0
 local now
 if how >= 64 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
@@ -72,82 +74,105 @@ else
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', 0, 0, 0, 0, 0, ''
+if args > 7 then
+  want, least, life, seq = unpack(ARGV, 7, 10)
+  want, least = want + 0, least + 0
+end
+if args > 11 then
+  wgen, known, widle, pace, after, changes = unpack(ARGV, 11, 16)
+  wgen, known, widle, pace, after = wgen + 0, known + 0, widle + 0, pace + 0, after + 0
+end
 
 -- read: what the hash holds, and the time of the ring.
 
 local unit = length * 50                               -- of a bucket, us
-local own = call('HMGET', KEYS[1], 'head', limiter)
-local head, field = own[1], limiter ~= '' and own[2]
-local hgen, clients, used, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
-local counts, idle, out, calls, told, at = { }, 0, 0, 0, 0, 0
+local own = call('HMGET', KEYS[1], '0', '1', '2', '3', '4', 'head', 'idle', limiter)
+local head, talk, field = own[6], own[7], limiter ~= '' and own[8]
+local hgen, clients, used, promised, asked, before, last, off = 0, 0, 0, 0, 0, 0, now, 0
+local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
-  local rest, talk
-  hgen, clients, used, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
+  hgen, clients, used, promised, asked, before, last, off = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
-  hgen, clients, used, promised, asked, before, last, off, low = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
-  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n end  -- most stay text, because most do not change
-  if talk ~= '' then
+  hgen, clients, used, promised, asked, before, last, off = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0
+  if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not idle then return redis.error_reply('BADSTATE the head of the ring is none') end
     idle, out, calls, told, at = idle + 0, out + 0, calls + 0, told + 0, at + 0
   end
-  if hgen > most or used > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if max(hgen, clients, used, promised, asked, before, last + off, idle, out, calls, told, at) > most then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
-local raw = now
+local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
 now = max(now + off, last)
 off, last = now - raw, now
 
--- field: the account of the limiter.
-
-local away, fgen, flife, fseq, fasked, did, plus = '', -1, 0, 0, 0, '', ''
-if field then
-  away, fgen, flife, fseq, fasked, did, plus = match(field, '^(~?)(%d+) (%d+) (%d+) (%d+)([ %d.]*)(%+?%d*)$')
-  if not away then return redis.error_reply('BADSTATE the ring has a field that is no account') end
-  fgen, flife, fseq, fasked = fgen + 0, flife + 0, fseq + 0, fasked + 0
-  if life < flife or life == flife and seq <= fseq then return { 4, raw, 0, 0, 0, off } end  -- it, or a later one, was here
+local parsed, changed, bad = { }, { }, false           -- by groups of eight buckets. Counts stay text, because most do not change
+local none = '0,0,0,0,0,0,0,0'
+local function group(bucket)
+  local g = (bucket - bucket % 8) / 8 % 5
+  local is = parsed[g]
+  if not is then
+    is = { match(own[g + 1] or none, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$') }
+    if not is[1] then is, bad = { 0, 0, 0, 0, 0, 0, 0, 0 }, true end
+    parsed[g] = is
+  end
+  return is, bucket % 8 + 1, g
+end
+local function add(bucket, n)
+  if bucket < low or bucket > low + 30 then return 0 end  -- what counts no more cannot change
+  local is, i, g = group(bucket)
+  local has = is[i] + 0
+  if n < -has then n = -has elseif n > most - used then n = most - used end
+  if n ~= 0 then is[i], used, changed[g] = format('%d', has + n), max(used + n, 0), true end
+  return n
 end
 
--- turn: turn the ring to the present.
+-- field: the account of the limiter.
+
+local away, fgen, flife, fseq, fasked, ffirst, did, plus = '', -1, '', 0, 0, 0, '', ''
+if field then
+  away, fgen, flife, fseq, fasked, ffirst, did, plus = match(field, '^(~?)(%d+) (%d+) (%d+) (%d+) ?(%-?%d*)([^+]*)(%+?%d*)$')
+  if not away then return redis.error_reply('BADSTATE the ring has a field that is no account') end
+  fgen, fseq, fasked, ffirst = fgen + 0, fseq + 0, fasked + 0, ffirst ~= '' and ffirst + 0 or 0
+  if flife == life and seq + 0 <= fseq or flife ~= life and life + 0 < flife + 0 then return { 4, raw, 0, 0, 0, off } end  -- it, or a later one, was here
+end
+
+-- turn: turn the ring to the present. What leaves it is deleted, because its place in the ring comes again.
 
 local present = floor(now / unit)
 local turned = not head or present - 20 > low
 if present - 20 > low then
-  before = present - 20 == low + 1 and asked or 0
-  asked = 0
-  for i = 1, min(present - 20 - low, #counts) do promised, used = max(promised - counts[i], 0), max(used - counts[i], 0) end
-  local some = { }
-  for i = present - 20 - low + 1, #counts do some[#some + 1] = counts[i] end
-  counts, low = some, present - 20
+  before, asked = present - 20 == low + 1 and asked or 0, 0
+  for bucket = low, min(present - 21, low + 30) do promised = max(promised + add(bucket, -most), 0) end
+  low = present - 20
 end
-present = low + 20
-local stop = 0
+local top, stop = low + 30, 0                          -- the last bucket that has tokens, and until when these count
 local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
-  local left, i = 0, 0
-  while i < #counts and (i == 0 or left < n) do
-    i = i + 1
-    left = left + counts[i]
+  local left, bucket = 0, low
+  while bucket <= top and left < n do
+    local is, i = group(bucket)
+    left, bucket = left + is[i], bucket + 1
   end
-  return max((low + i + 20) * unit - now, 0)
+  return max((bucket + 20) * unit - now, 0)
 end
-local function total()                                 -- what counts no more, or not yet, has no text
-  local n = #counts
-  while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
-  stop = n > 0 and floor(((low + n + 20) * unit + 999) / 1000) or 0
+local function total()
+  while top >= low do
+    local g = (top - top % 8) / 8 % 5
+    if not parsed[g] and (own[g + 1] or none) == none then
+      top = top - top % 8 - 1
+    else
+      local is, i = group(top)
+      if is[i] ~= '0' then break end
+      top = top - 1
+    end
+  end
+  if top >= low then stop = floor(((top + 21) * unit + 999) / 1000) end
 end
 
 -- ring: undo what nobody has read, and apply what has changed.
 
 if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know it: the store has lost a Reset
 
-local function add(bucket, n)
-  local i = bucket - low + 1
-  if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
-  for j = #counts + 1, i do counts[j] = '0' end
-  local has = counts[i] + 0
-  n = min(max(n, -has), most - used)
-  if n ~= 0 then counts[i], used = format('%d', has + n), used + n end
-  return n
-end
 local grants, grant, done, first, final = { }, 0, { }, nil, nil
 local function note(bucket, n)
   if n == 0 then return end
@@ -167,15 +192,13 @@ local mine = same and flife == life
 local left, spare, called = true, 0, false
 if same then
   left, called = away ~= '', plus == '+'
-  if plus ~= '' and not called then spare = plus + 0 end
+  if plus ~= '' and not called then spare = min(plus + 0, idle) end
 end
 if mine and fseq > known then
-  local bucket
-  for less, n in string.gmatch(did, ' (%.?)(%d+)') do
-    if not bucket then
-      bucket = n + 0
-    else
-      add(bucket, less == '' and -n or n + 0)
+  local bucket = fasked + ffirst
+  for n, times in string.gmatch(did, ' (-?%d+)%*?(%d*)') do
+    for _ = 1, times == '' and 1 or min(times + 0, 31) do
+      add(bucket, -n)
       bucket = bucket + 1
     end
   end
@@ -199,7 +222,7 @@ if limiter == '' then
     if not lacks then give(soonest, need) end
   end
 else
-  if not left then clients = clients - 1 end
+  if not left then clients = max(clients - 1, 0) end
   if not leaving then clients = clients + 1 end
   if want > 0 then
     local weight = max(pace, need, 1)
@@ -271,39 +294,41 @@ elseif used >= limit then
   frees = leaves(1)
 end
 
+if bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time
   local some, gone = call('HRANDFIELD', KEYS[1], 4, 'WITHVALUES'), { }
   for i = 1, #some, 2 do
-    local away, g, a, plus = match(some[i + 1], '^(~?)(%d+) %d+ %d+ (%d+)[ %d.]*(%+?%d*)$')
+    local away, g, a, plus = match(some[i + 1], '^(~?)(%d+) %d+ %d+ (%d+)[^+]*(%+?%d*)$')
     if away and some[i] ~= limiter and some[i] ~= 'head' and a + 10 < low then
       gone[#gone + 1] = some[i]
       if g + 0 == hgen then
-        if away == '' then clients = clients - 1 end
-        if plus ~= '' and plus ~= '+' then idle, others = idle - plus, others - plus end
+        if away == '' then clients = max(clients - 1, 0) end
+        if plus ~= '' and plus ~= '+' then idle, others = max(idle - plus, 0), max(others - plus, 0) end
       end
     end
   end
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
 end
-local text = format('%d %d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off, low)
-if counts[1] then text = text .. ' ' .. table.concat(counts, ' ') end
-local whole = text
-if idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
-if limiter == '' then
-  call('HSET', KEYS[1], 'head', whole)
-else
-  local account = format('%s%d %d %d %d', leaving and '~' or '', hgen, life, seq, fasked)
-  if first then
-    local some = { account, format('%d', first) }
-    for bucket = first, final do
-      local n = done[bucket] or 0
-      some[#some + 1] = n >= 0 and n < 1e14 and n or format(n < 0 and '.%d' or '%d', n < 0 and -n or n)
-    end
-    account = table.concat(some, ' ')
+local fields = { 'head', format('%d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off) }
+local where, text = 'idle', ''                         -- a field of its own, so that none is long: Redis packs such hashes
+if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
+  fields[3], fields[4] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
+end
+for g in pairs(changed) do fields[#fields + 1], fields[#fields + 2] = g, table.concat(parsed[g], ',') end
+if limiter ~= '' then
+  local account = format('%s%d %s %s %d', leaving and '~' or '', hgen, life, seq, fasked)
+  if first then account = account .. format(' %d', first - fasked) end
+  while first and first <= final do
+    local n, times = done[first] or 0, 1
+    while first + times <= final and (done[first + times] or 0) == n do times = times + 1 end
+    account = account .. format(' %d', n)
+    if times > 1 then account = account .. format('*%d', times) end
+    first = first + times
   end
   if held > 0 then account = account .. format('+%d', held) end
-  call('HSET', KEYS[1], 'head', whole, limiter, account)
+  fields[#fields + 1], fields[#fields + 2] = limiter, account
 end
+call('HSET', KEYS[1], unpack(fields))
 if turned then call('PEXPIRE', KEYS[1], 2 * length + 1000) end  -- nothing counts for as long as that
 
 local name, hend = format('%d', hgen), 0
@@ -325,7 +350,7 @@ if kind > 0 then
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
+      local away, figures, plus, has = match(some[i + 1], '^(~?)([^+]+)(%+?)(%d*)$')
       if figures and string.sub(figures, 1, #mark) == mark then
         local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
         if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
@@ -348,12 +373,12 @@ if kind > 0 then
     end
     sent = sent + 1
     if kind == 1 and not again then
-      covered, idle = covered + one.held, idle - one.held
+      covered, idle = covered + one.held, math.max(idle - one.held, held)
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
   if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[3], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 
 return reply()

@@ -17,54 +17,79 @@ end
 -- read: what the hash holds, and the time of the ring.
 
 local unit = length * 50                               -- of a bucket, us
-local own = call('HMGET', KEYS[1], 'head', limiter)
-local head, field = own[1], limiter ~= '' and own[2]
-local hgen, clients, used, promised, asked, before, last, off, low = 0, 0, 0, 0, 0, 0, now, 0, floor(now / unit) - 20
-local counts, idle, out, calls, told, at = { }, 0, 0, 0, 0, 0
+local own = call('HMGET', KEYS[1], '0', '1', '2', '3', '4', 'head', 'idle', limiter)
+local head, talk, field = own[6], own[7], limiter ~= '' and own[8]
+local hgen, clients, used, promised, asked, before, last, off = 0, 0, 0, 0, 0, 0, now, 0
+local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
-  local rest, talk
-  hgen, clients, used, promised, asked, before, last, off, low, rest, talk = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)([ %d]*)(%+?[ %d]*)$')
+  hgen, clients, used, promised, asked, before, last, off = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
-  hgen, clients, used, promised, asked, before, last, off, low = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0, low + 0
-  for n in string.gmatch(rest, '%d+') do counts[#counts + 1] = n end  -- most stay text, because most do not change
-  if talk ~= '' then
+  hgen, clients, used, promised, asked, before, last, off = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0
+  if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
     if not idle then return redis.error_reply('BADSTATE the head of the ring is none') end
     idle, out, calls, told, at = idle + 0, out + 0, calls + 0, told + 0, at + 0
   end
-  if hgen > most or used > most or low > most or last + off > most or #counts > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if max(hgen, clients, used, promised, asked, before, last + off, idle, out, calls, told, at) > most then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
-local raw = now
+local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
 now = max(now + off, last)
 off, last = now - raw, now
 
--- turn: turn the ring to the present.
+local parsed, changed, bad = { }, { }, false           -- by groups of eight buckets. Counts stay text, because most do not change
+local none = '0,0,0,0,0,0,0,0'
+local function group(bucket)
+  local g = (bucket - bucket % 8) / 8 % 5
+  local is = parsed[g]
+  if not is then
+    is = { match(own[g + 1] or none, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$') }
+    if not is[1] then is, bad = { 0, 0, 0, 0, 0, 0, 0, 0 }, true end
+    parsed[g] = is
+  end
+  return is, bucket % 8 + 1, g
+end
+local function add(bucket, n)
+  if bucket < low or bucket > low + 30 then return 0 end  -- what counts no more cannot change
+  local is, i, g = group(bucket)
+  local has = is[i] + 0
+  if n < -has then n = -has elseif n > most - used then n = most - used end
+  if n ~= 0 then is[i], used, changed[g] = format('%d', has + n), max(used + n, 0), true end
+  return n
+end
+
+-- turn: turn the ring to the present. What leaves it is deleted, because its place in the ring comes again.
 
 local present = floor(now / unit)
 local turned = not head or present - 20 > low
 if present - 20 > low then
-  before = present - 20 == low + 1 and asked or 0
-  asked = 0
-  for i = 1, min(present - 20 - low, #counts) do promised, used = max(promised - counts[i], 0), max(used - counts[i], 0) end
-  local some = { }
-  for i = present - 20 - low + 1, #counts do some[#some + 1] = counts[i] end
-  counts, low = some, present - 20
+  before, asked = present - 20 == low + 1 and asked or 0, 0
+  for bucket = low, min(present - 21, low + 30) do promised = max(promised + add(bucket, -most), 0) end
+  low = present - 20
 end
-present = low + 20
-local stop = 0
+local top, stop = low + 30, 0                          -- the last bucket that has tokens, and until when these count
 local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
-  local left, i = 0, 0
-  while i < #counts and (i == 0 or left < n) do
-    i = i + 1
-    left = left + counts[i]
+  local left, bucket = 0, low
+  while bucket <= top and left < n do
+    local is, i = group(bucket)
+    left, bucket = left + is[i], bucket + 1
   end
-  return max((low + i + 20) * unit - now, 0)
+  return max((bucket + 20) * unit - now, 0)
 end
-local function total()                                 -- what counts no more, or not yet, has no text
-  local n = #counts
-  while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
-  stop = n > 0 and floor(((low + n + 20) * unit + 999) / 1000) or 0
+local function total()
+  while top >= low do
+    local g = (top - top % 8) / 8 % 5
+    if not parsed[g] and (own[g + 1] or none) == none then
+      top = top - top % 8 - 1
+    else
+      local is, i = group(top)
+      if is[i] ~= '0' then break end
+      top = top - 1
+    end
+  end
+  if top >= low then stop = floor(((top + 21) * unit + 999) / 1000) end
 end
 
 total()
-return { 0, raw, stop, hgen, used, off, leaves(1) }
+local frees = leaves(1)
+if bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
+return { 0, raw, stop, hgen, used, off, frees }

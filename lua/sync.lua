@@ -325,7 +325,7 @@ if out > 0 and (ms - at >= part or short and how % 64 >= 32) then out = 0 end
 if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPTTL') end
 local own = format('%d', mine)
 local all = sum == mine and own or format('%d', sum)
-local text = clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
+local where, text = 'head', clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
 if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
 local whole = text
 if idle > 0 or calls > 0 or told > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
@@ -378,7 +378,7 @@ if kind > 0 then
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
+      local away, figures, plus, has = match(some[i + 1], '^(~?)([^+]+)(%+?)(%d*)$')
       if figures and string.sub(figures, 1, #mark) == mark then
         local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
         if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
@@ -401,12 +401,12 @@ if kind > 0 then
     end
     sent = sent + 1
     if kind == 1 and not again then
-      covered, idle = covered + one.held, idle - one.held
+      covered, idle = covered + one.held, math.max(idle - one.held, held)
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
   if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[3], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 
 -- reply: after a message.

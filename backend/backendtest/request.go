@@ -31,6 +31,7 @@ func testFaults(t testing.TB, s backend.Store) {
 	}{
 		{"a long client", func(q *backend.Statement) { q.Client = strings.Repeat("c", 65) }, backend.ErrKey},
 		{"the ledger's head", func(q *backend.Statement) { q.Client = "head" }, backend.ErrKey},
+		{"a field of a ring", func(q *backend.Statement) { q.Client = "4" }, backend.ErrKey},
 		{"no life", func(q *backend.Statement) { q.Life = 0 }, backend.ErrTokens},
 		{"no number", func(q *backend.Statement) { q.Seq = 0 }, backend.ErrTokens},
 		{"needs more than it wants", func(q *backend.Statement) { q.Need = 3 }, backend.ErrTokens},
@@ -212,7 +213,7 @@ func pad(key, with string) string {
 // testHostileClients: a client with a name of any bytes has an account of its own.
 func testHostileClients(t testing.TB, s backend.Store) {
 	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
-	list := []string{"a", "W", "l", "w", "era", "w ", " w", "Head", "heads", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "1", "1 2", "+", "\xff", strings.Repeat("x", 64)}
+	list := []string{"a", "W", "l", "w", "era", "w ", " w", "Head", "heads", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "5", "1 2", "+", "\xff", strings.Repeat("x", 64)}
 	for i, client := range list {
 		got := b.sync(0, backend.Statement{Client: client, Want: int64(i + 1), Hints: backend.Hints{Exact: true}})
 		equal(t, "granted", got.Grant, int64(i+1))

@@ -157,7 +157,7 @@ func TestAccessOfDashboard(t *testing.T) {
 	minimal(t, line, server.SetUser, func(u user) error {
 		require.NoError(t, admin.FlushAll(t.Context()).Err())
 		take(t, writer, "k", 4)
-		roll(t, writer, "r", 3)
+		roll(t, writer, "k", 3)
 		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
 		s := limiterOf(t, server, u)
 		for range 2 {
@@ -166,7 +166,7 @@ func TestAccessOfDashboard(t *testing.T) {
 				return err
 			}
 			require.EqualValues(t, 6, state.Remaining)
-			state, err = s.Check(t.Context(), "r", rolling10)
+			state, err = s.Check(t.Context(), "k", rolling10)
 			if err != nil {
 				return err
 			}

@@ -47,22 +47,43 @@ func caughtUp(t *testing.T, client redis.Cmdable, key string, n int64) {
 	}, 5*time.Second, 2*time.Millisecond)
 }
 
+// roll charges a rolling limit as take does a fixed one.
+func roll(t *testing.T, s *redisstore.Store, key string, n int64) backend.Reply {
+	t.Helper()
+	r, err := charge(t.Context(), s, key, rolling10, n)
+	require.NoError(t, err)
+	return r
+}
+
 // holder is a client's account with a key.
 type holder struct {
-	s    backend.Store
-	next backend.Statement // with what the last reply said
+	s      backend.Store
+	next   backend.Statement // with what the last reply said
+	bucket int64             // of the last grant, if the limit is rolling
 }
 
 func newHolder(s backend.Store, client, key string, l backend.Limit) *holder {
-	return &holder{s, backend.Statement{Key: key, Limit: l, Client: client, Life: 1, Hints: backend.Hints{Exact: true}}}
+	return &holder{s: s, next: backend.Statement{Key: key, Limit: l, Client: client, Life: 1, Hints: backend.Hints{Exact: true}}}
 }
 
 // ask states the account, changed by so many tokens, and asks for n, which callers wait for.
 func (h *holder) ask(ctx context.Context, n, change int64) (backend.Reply, error) {
 	h.next.Seq++
-	h.next.Want, h.next.Need, h.next.Change = n, n, change
+	h.next.Want, h.next.Need = n, n
+	if rolls := h.next.Limit.Rolls; !rolls {
+		h.next.Change = change
+	} else if h.next.Changes = nil; change != 0 {
+		h.next.Changes = []backend.Change{{Bucket: h.bucket, Tokens: change}}
+	}
 	r, err := h.s.Sync(ctx, h.next)
-	if err == nil && !r.Void && !r.Astray {
+	switch {
+	case err != nil || r.Void || r.Astray:
+	case h.next.Limit.Rolls:
+		h.next.Known, h.next.Window.Gen = h.next.Seq, r.Window.Gen
+		for _, g := range r.Grants {
+			h.bucket = g.Bucket
+		}
+	default:
 		h.next.Window, h.next.Mine, h.next.Used, h.next.Runs = r.Window, r.Mine, r.Used, r.Window.End != 0
 	}
 	return r, err
@@ -74,26 +95,29 @@ type call struct {
 	do func(ctx context.Context) error
 }
 
-// callsOf are one call of each kind, each for one token. Repeated, they do the same.
-func callsOf(s backend.Store, key string) []call {
-	return []call{
-		{"sync", func(ctx context.Context) error {
-			_, err := s.Sync(ctx, backend.Statement{Key: key, Client: "a.1", Life: 1, Seq: 1, Limit: limit10, Want: 1, Need: 1})
-			return err
-		}},
-		{"sync", func(ctx context.Context) error { // without an account
-			_, err := charge(ctx, s, key, limit10, 1)
-			return err
-		}},
-		{"check", func(ctx context.Context) error {
-			_, err := s.Check(ctx, key, limit10)
-			return err
-		}},
-		{"reset", func(ctx context.Context) error {
-			_, err := s.Reset(ctx, key, limit10)
-			return err
-		}},
+// callsOf are one call of each kind, each for one token, of fixed windows and then of a rolling limit. Repeated, they do the same.
+func callsOf(s backend.Store, key string) (all []call) {
+	for _, l := range []backend.Limit{limit10, rolling10} {
+		all = append(all, []call{
+			{"sync", func(ctx context.Context) error {
+				_, err := s.Sync(ctx, backend.Statement{Key: key, Client: "a.1", Life: 1, Seq: 1, Limit: l, Want: 1, Need: 1})
+				return err
+			}},
+			{"sync", func(ctx context.Context) error { // without an account
+				_, err := charge(ctx, s, key, l, 1)
+				return err
+			}},
+			{"check", func(ctx context.Context) error {
+				_, err := s.Check(ctx, key, l)
+				return err
+			}},
+			{"reset", func(ctx context.Context) error {
+				_, err := s.Reset(ctx, key, l)
+				return err
+			}},
+		}...)
 	}
+	return all
 }
 
 // allCalls makes one call of each kind and yields the errors.

@@ -130,13 +130,15 @@ var statements atomic.Int64
 
 // one calls the script by way of the store.
 func one(ctx context.Context, s *Store, sc *script) (err error) {
-	switch sc {
-	case syncScript:
-		_, err = s.Sync(ctx, backend.Statement{Key: "k", Client: "a", Life: 1, Seq: statements.Add(1), Limit: limit10, Want: 4, Need: 4})
-	case checkScript:
-		_, err = s.Check(ctx, "k", limit10)
-	case resetScript:
-		_, err = s.Reset(ctx, "k", limit10)
+	l := limit10
+	l.Rolls = sc.keys == 1
+	switch sc.op {
+	case "sync":
+		_, err = s.Sync(ctx, backend.Statement{Key: "k", Client: "a", Life: 1, Seq: statements.Add(1), Limit: l, Want: 4, Need: 4})
+	case "check":
+		_, err = s.Check(ctx, "k", l)
+	case "reset":
+		_, err = s.Reset(ctx, "k", l)
 	}
 	return err
 }

@@ -23,7 +23,9 @@ const patience = time.Second
 type faulty struct {
 	*redisstore.Store
 	client redis.UniversalClient
+	limit  backend.Limit
 	proxy  *redistest.Proxy
+	server string // one's address
 	calls  func(...string) int64
 	reset  func()
 }
@@ -33,7 +35,7 @@ func newFaulty(t *testing.T, opts ...func(*redis.Options)) *faulty {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
 	client := server.Client(append(opts, func(o *redis.Options) { o.Addr = proxy.Addr() })...)
-	return ready(t, &faulty{redisstore.New(client), client, proxy, server.Calls, server.ResetStats})
+	return ready(t, &faulty{redisstore.New(client), client, limit10, proxy, server.Addr(), server.Calls, server.ResetStats})
 }
 
 func newFaultyCluster(t *testing.T) *faulty {
@@ -41,7 +43,7 @@ func newFaultyCluster(t *testing.T) *faulty {
 	cluster := redistest.StartCluster(t, 3, 0)
 	proxy := redistest.NewProxy(t, cluster.NodeOf("{k}").Addr())
 	client := cluster.Client(func(o *redis.ClusterOptions) { o.Dialer = redistest.Dialer(proxy) })
-	return ready(t, &faulty{redisstore.New(client), client, proxy, cluster.Calls, cluster.ResetStats})
+	return ready(t, &faulty{redisstore.New(client), client, limit10, proxy, "", cluster.Calls, cluster.ResetStats})
 }
 
 // noGreeting is for tests that hold a call: go-redis now and then drops a connection when it
@@ -58,14 +60,16 @@ func ready(t *testing.T, f *faulty) *faulty {
 	for op, err := range allCalls(t.Context(), f, "k") {
 		require.NoError(t, err, op)
 	}
-	require.NoError(t, f.client.Del(t.Context(), "{k}:60s", "{k}:60s:exp", "{k}:60s:own").Err())
+	require.NoError(t, f.client.Del(t.Context(), "{k}:60s", "{k}:60s:exp", "{k}:60s:own", "{k}:60s:roll").Err())
 	f.reset()
 	return f
 }
 
-func (f *faulty) used(t *testing.T) string {
+func (f *faulty) used(t *testing.T) int64 {
 	t.Helper()
-	return f.client.Get(t.Context(), "{k}:60s").Val()
+	state, err := f.Check(t.Context(), "k", f.limit)
+	require.NoError(t, err)
+	return f.limit.Tokens - state.Remaining
 }
 
 func class(t *testing.T, err error) backend.Class {
@@ -84,57 +88,47 @@ func TestLostReply(t *testing.T) {
 }
 
 func testLostReply(t *testing.T, f *faulty) {
-	take(t, f.Store, "k", 3)
-	for i, row := range []struct{ op, used string }{{"charge", "5"}, {"sync", "7"}, {"reset", "0"}} {
-		f.reset()
-		f.proxy.SwallowReply("evalsha", 1)
-		require.Equal(t, backend.Unknown, class(t, f.one(t.Context(), row.op)), row.op)
-		require.EqualValues(t, i+1, f.proxy.Swallowed())
-		require.EqualValues(t, 1, f.calls("evalsha"), row.op)
-		require.Equal(t, row.used, f.used(t), row.op)
-		if row.op == "sync" {
-			next := statement
-			next.Seq++
-			got, err := f.Sync(t.Context(), next)
-			require.NoError(t, err)
-			require.EqualValues(t, 2, got.Grant)
-			require.Equal(t, row.used, f.used(t), "the one that nobody read went")
-			again, err := f.Sync(t.Context(), next)
-			require.NoError(t, err)
-			require.True(t, again.Void, "and nothing happens twice")
-			require.Equal(t, row.used, f.used(t))
+	for _, f.limit = range []backend.Limit{limit10, rolling10} {
+		require.NoError(t, f.one(t.Context(), "charge"))
+		for _, row := range []struct {
+			op   string
+			used int64
+		}{{"charge", 4}, {"sync", 6}, {"reset", 0}} {
+			f.reset()
+			swallowed := f.proxy.Swallowed()
+			f.proxy.SwallowReply("evalsha", 1)
+			require.Equal(t, backend.Unknown, class(t, f.one(t.Context(), row.op)), row.op)
+			require.EqualValues(t, swallowed+1, f.proxy.Swallowed())
+			require.EqualValues(t, 1, f.calls("evalsha"), row.op)
+			require.Equal(t, row.used, f.used(t), row.op)
+			if row.op == "sync" {
+				next := f.statement()
+				next.Seq++
+				got, err := f.Sync(t.Context(), next)
+				require.NoError(t, err)
+				require.EqualValues(t, 2, got.Grant)
+				require.Equal(t, row.used, f.used(t), "the one that nobody read went")
+				again, err := f.Sync(t.Context(), next)
+				require.NoError(t, err)
+				require.True(t, again.Void, "and nothing happens twice")
+				require.Equal(t, row.used, f.used(t))
+			}
 		}
 	}
 }
 
-// TestLateCharge: a caller gets the error of its own context, and is charged. Only the reply to a detached
-// take of a rolling limit is awaited, because that alone can be given back.
+// TestLateCharge: a caller gets the error of its own context, and is charged.
 func TestLateCharge(t *testing.T) {
 	for _, detached := range []bool{false, true} {
-		for _, rolls := range []bool{false, true} {
-			f := newFaulty(t, noGreeting)
-			require.NoError(t, f.one(t.Context(), "roll")) // the server learns the script
-			f.reset()
-			f.proxy.Delay(200 * time.Millisecond)
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			defer cancel()
-			var err error
-			if rolls {
-				_, err = f.TakeRolling(ctx, backend.TakeRequest{Key: "r", Limit: rolling10, Tokens: 3, Detached: detached})
-			} else {
-				_, err = f.Sync(ctx, backend.Statement{Key: "k", Limit: limit10, Need: 3, Detached: detached})
-			}
-			if detached && rolls {
-				require.NoError(t, err)
-			} else {
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.Equal(t, backend.Unknown, class(t, err))
-			}
-			require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
-			if !rolls {
-				require.Equal(t, "3", f.used(t))
-			}
-		}
+		f := newFaulty(t, noGreeting)
+		f.proxy.Delay(200 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := f.Sync(ctx, backend.Statement{Key: "k", Limit: limit10, Need: 3, Detached: detached})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, backend.Unknown, class(t, err))
+		require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
+		require.EqualValues(t, 3, f.used(t))
 	}
 }
 
@@ -142,46 +136,48 @@ func TestLateCharge(t *testing.T) {
 // delivered.
 func TestNotAfter(t *testing.T) {
 	const timeout = 50 * time.Millisecond
-	for _, op := range []string{"sync", "charge", "reset", "roll"} {
-		t.Run(op, func(t *testing.T) {
-			f := newFaulty(t, noGreeting)
-			take(t, f.Store, "k", 3)
-			require.NoError(t, f.one(t.Context(), "roll"))
-			ring := f.client.HGet(t.Context(), "{r}:60s:roll", "h").Val()
-			f.reset()
-			f.proxy.Hold(true)
-			ctx, cancel := context.WithTimeout(t.Context(), timeout)
-			defer cancel()
-			began := time.Now()
-			require.ErrorIs(t, f.one(ctx, op), context.DeadlineExceeded)
-			require.Less(t, time.Since(began), patience, "bounded by its context, whatever go-redis' time-outs")
+	for _, limit := range []backend.Limit{limit10, rolling10} {
+		for _, op := range []string{"sync", "charge", "reset"} {
+			t.Run(limit.Counter()+" "+op, func(t *testing.T) {
+				f := newFaulty(t, noGreeting)
+				f.limit = limit
+				require.NoError(t, f.one(t.Context(), "charge"))
+				admin := redis.NewClient(&redis.Options{Addr: f.server})
+				defer admin.Close()
+				before := contents(t, admin)
+				f.reset()
+				f.proxy.Hold(true)
+				ctx, cancel := context.WithTimeout(t.Context(), timeout)
+				defer cancel()
+				began := time.Now()
+				require.ErrorIs(t, f.one(ctx, op), context.DeadlineExceeded)
+				require.Less(t, time.Since(began), patience, "bounded by its context, whatever go-redis' time-outs")
 
-			over := time.Now().Add(50 * time.Millisecond) // the store's margin, and more
-			require.Eventually(t, func() bool { return f.proxy.Held() > 0 && time.Now().After(over) }, 5*time.Second, time.Millisecond)
-			require.Zero(t, f.calls("evalsha"))
-			f.proxy.Hold(false)
-			require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
-			require.Equal(t, "3", f.used(t))
-			require.Zero(t, f.client.Exists(t.Context(), "{k}:60s:own").Val())
-			require.Equal(t, ring, f.client.HGet(t.Context(), "{r}:60s:roll", "h").Val())
-		})
+				over := time.Now().Add(50 * time.Millisecond) // the store's margin, and more
+				require.Eventually(t, func() bool { return f.proxy.Held() > 0 && time.Now().After(over) }, 5*time.Second, time.Millisecond)
+				require.Zero(t, f.calls("evalsha"))
+				f.proxy.Hold(false)
+				require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
+				require.Equal(t, before, contents(t, admin))
+			})
+		}
 	}
 }
 
 // statement asks for two tokens.
-var statement = backend.Statement{Key: "k", Client: "a", Life: 1, Seq: 7, Limit: limit10, Want: 2, Hints: backend.Hints{Exact: true}}
+func (f *faulty) statement() backend.Statement {
+	return backend.Statement{Key: "k", Client: "a", Life: 1, Seq: 7, Limit: f.limit, Want: 2, Hints: backend.Hints{Exact: true}}
+}
 
 // one makes one call on k, for two tokens.
 func (f *faulty) one(ctx context.Context, op string) (err error) {
 	switch op {
 	case "sync":
-		_, err = f.Sync(ctx, statement)
+		_, err = f.Sync(ctx, f.statement())
 	case "charge":
-		_, err = charge(ctx, f, "k", limit10, 2)
+		_, err = charge(ctx, f, "k", f.limit, 2)
 	case "reset":
-		_, err = f.Reset(ctx, "k", limit10)
-	case "roll":
-		_, err = f.TakeRolling(ctx, backend.TakeRequest{Key: "r", Limit: rolling10, Tokens: 2})
+		_, err = f.Reset(ctx, "k", f.limit)
 	}
 	return err
 }

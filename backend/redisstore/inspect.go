@@ -169,29 +169,37 @@ func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 // readRing reads a rolling limit as lua/rollcheck.lua does.
 func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 	own := c.own.Val()
-	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0 0 0"))
+	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0 0"))
 	length, err := time.ParseDuration(strings.TrimSuffix(c.counter, ":roll"))
-	if h == nil || err != nil || length < backend.MinRolling || length > backend.MaxWindow {
+	idle := ringIdle.FindStringSubmatch(cmp.Or(own["idle"], "+0 0"))
+	if h == nil || idle == nil || err != nil || length < backend.MinRolling || length > backend.MaxWindow {
 		return out, badState("ring")
 	}
-	now = max(now+number(h[3]), number(h[2]))
-	low, first := number(h[4]), backend.Bucket(now, length)-backend.Buckets
-	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(h[6])}
-	for i, text := range strings.Fields(h[5]) {
-		if n, bucket := number(text), low+int64(i); n > 0 && bucket >= first {
+	last := number(h[2])
+	now = max(now+number(h[3]), last)
+	low := backend.Bucket(last, length) - backend.Buckets
+	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(idle[1])}
+	for bucket := max(low, backend.Bucket(now, length)-backend.Buckets); bucket <= low+backend.Buckets+backend.Ahead; bucket++ {
+		group := strings.Split(cmp.Or(own[strconv.FormatInt(bucket/8%5, 10)], "0,0,0,0,0,0,0,0"), ",")
+		if len(group) != 8 {
+			return out, badState("ring")
+		}
+		if n := number(group[bucket%8]); n > 0 {
 			out.Used = min(out.Used+n, backend.MaxTokens)
 			out.Window.End = (backend.BucketEnd(bucket+backend.Buckets, length) + 999) / 1000
 		}
 	}
 	out.Left = microseconds(out.Window.End*1000 - now)
+	maps.DeleteFunc(own, func(name, _ string) bool { return name == "idle" || len(name) == 1 && "0" <= name && name <= "4" })
 	out.Clients, err = accounts(own, ringAccount, h[1])
 	return out, err
 }
 
 // The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua.
 var (
-	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){5} (\d{1,16}) (\d{1,16}) (\d{1,16})((?: \d{1,16}){0,31})(?:\+(\d{1,16})[ \d]+)?$`)
-	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[ .\d]*()(?:\+(\d{0,16}))?$`)
+	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){5} (\d{1,16}) (\d{1,16})$`)
+	ringIdle    = regexp.MustCompile(`^\+(\d{1,16})[ \d]+$`)
+	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[^+]*()(?:\+(\d{0,16}))?$`)
 
 	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
 	account = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)

@@ -114,3 +114,8 @@ func TestServerClock(t *testing.T) {
 	c.observe(time.Now().Add(-time.Minute).UnixMicro())
 	require.WithinDuration(t, deadline.Add(-time.Minute+margin), time.UnixMicro(notAfter(ctx, c.ahead())), 5*time.Millisecond)
 }
+
+// Ahead is by how much the server's clock is ahead of the machine's, as far as the store knows.
+func Ahead(s *Store) time.Duration {
+	return s.clock.ahead() - time.Duration(time.Now().UnixNano()) + time.Since(started)
+}

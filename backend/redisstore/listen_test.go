@@ -105,10 +105,11 @@ func TestListenersShareAConnection(t *testing.T) {
 		voided := backend.Message{Kind: backend.Voided, Key: "k", Counter: "60s", Window: void}
 		require.Equal(t, voided, a.heard())
 		require.Equal(t, voided, b.heard())
-		roll(t, s, "n\x1fü", 1)
-		_, err = s.Reset(t.Context(), "n\x1fü", rolling10)
+		w := roll(t, s, "n\x1fü", 1).Window
+		rolled, err := s.Reset(t.Context(), "n\x1fü", rolling10)
 		require.NoError(t, err)
-		require.Equal(t, backend.Message{Kind: backend.Voided, Key: "n\x1fü", Counter: "60s:roll"}, a.heard())
+		require.Equal(t, w, rolled)
+		require.Equal(t, backend.Message{Kind: backend.Voided, Key: "n\x1fü", Counter: "60s:roll", Window: w}, a.heard())
 		b.heard()
 		void, err = s.Reset(t.Context(), "k", limit10)
 		require.NoError(t, err)

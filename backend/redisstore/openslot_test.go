@@ -89,7 +89,7 @@ func TestFreshKeyInAnOpenSlot(t *testing.T) {
 		"check":  func(s *redisstore.Store, key string) error { _, err := s.Check(ctx, key, limit10); return err },
 		"reset":  func(s *redisstore.Store, key string) error { _, err := s.Reset(ctx, key, limit10); return err },
 		"roll": func(s *redisstore.Store, key string) error {
-			_, err := s.TakeRolling(ctx, backend.TakeRequest{Key: key, Limit: rolling10, Tokens: 2})
+			_, err := newHolder(s, "a.1", key, rolling10).ask(ctx, 2, 0)
 			return err
 		},
 	} {

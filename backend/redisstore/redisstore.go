@@ -229,7 +229,13 @@ func (r *request) roll(q *backend.Statement) {
 		}
 		changes = strconv.AppendInt(append(strconv.AppendInt(changes, c.Bucket, 10), ' '), c.Tokens, 10)
 	}
-	r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, q.Within.Microseconds(), changes)
+	more := q.Window.Gen|q.Known|q.Idle|q.Pace|q.After != 0 || changes != nil // a first contact has none of these
+	if r.args = append(r.args, q.Within.Microseconds()); q.Client != "" || more {
+		r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq)
+	}
+	if more {
+		r.args = append(r.args, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, changes)
+	}
 }
 
 // ahead puts the time of a rolling limit in place of the server's, which may have stepped back.
@@ -246,11 +252,12 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err != nil {
 		return backend.State{}, err
 	}
-	if l.Rolls {
-		ahead(v)
+	if !l.Rolls {
+		return state(v, l), nil
 	}
+	ahead(v)
 	out := state(v, l)
-	if l.Rolls && out.Remaining == 0 {
+	if out.Remaining == 0 {
 		out.Frees = microseconds(v[6])
 	}
 	return out, nil

@@ -133,7 +133,7 @@ func scriptOf(name string) *script {
 	return nil
 }
 
-var scripts = []*script{syncScript, checkScript, resetScript}
+var scripts = []*script{syncScript, checkScript, resetScript, rollScript, rollCheckScript, rollResetScript}
 
 // served is a reply of the script with zeros.
 func served(sc *script) string {

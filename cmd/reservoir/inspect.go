@@ -41,7 +41,7 @@ type counter struct {
 	Reset     string    `json:"reset"`
 	ResetMS   int64     `json:"reset_unix_ms"`
 	LeftMS    int64     `json:"left_ms"`
-	Clients   []account `json:"clients"`
+	Clients   []account `json:"clients"`    // of a rolling limit without charged and share, because the store has only sums by time
 	Direct    int64     `json:"no_clients"` // part of Charged: calls without an account, other programs, clients that the store has lost
 }
 
@@ -156,7 +156,9 @@ func (l *look) counted(c backend.Contents) counter {
 		out.Direct -= a.Mine
 		out.Clients = append(out.Clients, account{a.Client, a.Mine, a.Idle, sim.Ratio(a.Mine, c.Used)})
 	}
-	out.Direct = max(out.Direct, 0)
+	if out.Direct = max(out.Direct, 0); out.rolls() {
+		out.Direct = 0
+	}
 	return out
 }
 
@@ -222,17 +224,23 @@ func (c *counter) text() string {
 		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*c.Remaining), table.Commas(*c.Limit))
 	}
 	s += fmt.Sprintf("reset      %s, in %v\n", c.Reset, time.Duration(c.LeftMS)*time.Millisecond)
-	if c.Charged > 0 {
-		s += "\n" + table.Text(c.shares(), false)
+	if rows := c.shares(); c.Charged > 0 && len(rows) > 1 {
+		s += "\n" + table.Text(rows, false)
 	}
 	return s
 }
+
+func (c *counter) rolls() bool { return strings.HasSuffix(c.Counter, ":roll") }
 
 // shares returns a row for each client, and one for what no client has, below a heading.
 func (c *counter) shares() [][]string {
 	rows := [][]string{{"client", "share", "charged", "idle"}}
 	for _, a := range c.Clients {
-		rows = append(rows, []string{quoted(a.Client), table.Percent(a.Share), table.Commas(a.Charged), table.Commas(a.Idle)})
+		share, charged := table.Percent(a.Share), table.Commas(a.Charged)
+		if c.rolls() {
+			share, charged = "–", "–"
+		}
+		rows = append(rows, []string{quoted(a.Client), share, charged, table.Commas(a.Idle)})
 	}
 	if c.Direct > 0 {
 		rows = append(rows, []string{"no client", table.Percent(sim.Ratio(c.Direct, c.Charged)), table.Commas(c.Direct), "–"})

@@ -96,10 +96,14 @@ func TestInspect(t *testing.T) {
 		_, err := direct.Sync(t.Context(), backend.Statement{Key: "d", Limit: l, Need: 1})
 		require.NoError(t, err)
 	}
-	_, err = direct.TakeRolling(t.Context(), backend.TakeRequest{Key: "d", Limit: backend.Limit{Tokens: 10, Window: time.Minute}.Rolling(), Tokens: 7})
-	require.NoError(t, err)
+	rolling := backend.Limit{Tokens: 10, Window: time.Minute}.Rolling()
+	for _, q := range []backend.Statement{{Need: 3}, {Client: "a.1", Life: 1, Seq: 1, Want: 4, Need: 1, Hints: backend.Hints{Exact: true}}} {
+		q.Key, q.Limit = "d", rolling
+		_, err := direct.Sync(t.Context(), q)
+		require.NoError(t, err)
+	}
 	o = invoke(t.Context(), "inspect", "-store", store, "d")
-	require.Regexp(t, `(?s)counter    3600s\ncharged    1, .*no client +100 % +1 .*counter    60s\ncharged    1, .*counter    60s:roll\ncharged    7, `, o.stdout)
+	require.Regexp(t, `(?s)counter    3600s\ncharged    1, .*no client +100 % +1 .*counter    60s\ncharged    1, .*counter    60s:roll\ncharged    7, .*client +share +charged +idle\na.1 +– +– +3\n`, o.stdout)
 	o = invoke(t.Context(), "inspect", "-store", store, "-counter", "60s:roll", "d")
 	require.Contains(t, o.stdout, "charged    7, ")
 	require.NotContains(t, o.stdout, "charged    1, ")

@@ -26,9 +26,7 @@ func TestReset(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(o.stdout), &i))
 		charged := map[string]int64{}
 		for _, c := range i.Counters {
-			if c.Charged > 0 { // a rolling limit is there until its slices are over
-				charged[c.Counter] = c.Charged
-			}
+			charged[c.Counter] = c.Charged
 		}
 		return charged
 	}
@@ -56,7 +54,7 @@ func TestReset(t *testing.T) {
 	daily := backend.Limit{Tokens: 10, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: backend.Day}}
 	_, err := store.Sync(t.Context(), backend.Statement{Key: "k", Limit: daily, Begin: end - 24*3_600_000, End: end, Need: 10})
 	require.NoError(t, err)
-	_, err = store.TakeRolling(t.Context(), backend.TakeRequest{Key: "k", Limit: backend.Limit{Tokens: 10, Window: time.Minute}.Rolling(), Tokens: 8})
+	_, err = store.Sync(t.Context(), backend.Statement{Key: "k", Limit: backend.Limit{Tokens: 10, Window: time.Minute}.Rolling(), Need: 8})
 	require.NoError(t, err)
 	require.NoError(t, client.MSet(t.Context(), "p*:{k}:60s", 5, "p*:{k}:60s:exp", time.Now().Unix()+50).Err()) // as another program opens a window
 	all := map[string]int64{"3600s": 9_999, "day@UTC": 10, "60s:roll": 8, "60s": 5}

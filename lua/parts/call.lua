@@ -7,7 +7,7 @@ if kind > 0 then
   for i = 1, #some, 2 do
     local name = some[i]
     if name ~= limiter and name ~= 'head' and not found[name] then
-      local away, figures, plus, has = match(some[i + 1], '^(~?)([%d. ]+)(%+?)(%d*)$')
+      local away, figures, plus, has = match(some[i + 1], '^(~?)([^+]+)(%+?)(%d*)$')
       if figures and string.sub(figures, 1, #mark) == mark then
         local one = { name = name, figures = away .. figures, held = tonumber(has) or 0 }
         if kind > 1 and away == '' or again and plus ~= '' and has == '' or kind == 1 and not again and one.held > 0 then
@@ -30,10 +30,10 @@ if kind > 0 then
     end
     sent = sent + 1
     if kind == 1 and not again then
-      covered, idle = covered + one.held, idle - one.held
+      covered, idle = covered + one.held, math.max(idle - one.held, held)
       fields[#fields + 1], fields[#fields + 2] = one.name, one.figures .. '+'
     end
   end
   if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], 'head', text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[3], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end

@@ -2,15 +2,6 @@
 
 if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know it: the store has lost a Reset
 
-local function add(bucket, n)
-  local i = bucket - low + 1
-  if i < 1 or i > 31 then return 0 end                 -- what counts no more cannot change
-  for j = #counts + 1, i do counts[j] = '0' end
-  local has = counts[i] + 0
-  n = min(max(n, -has), most - used)
-  if n ~= 0 then counts[i], used = format('%d', has + n), used + n end
-  return n
-end
 local grants, grant, done, first, final = { }, 0, { }, nil, nil
 local function note(bucket, n)
   if n == 0 then return end
@@ -30,15 +21,13 @@ local mine = same and flife == life
 local left, spare, called = true, 0, false
 if same then
   left, called = away ~= '', plus == '+'
-  if plus ~= '' and not called then spare = plus + 0 end
+  if plus ~= '' and not called then spare = min(plus + 0, idle) end
 end
 if mine and fseq > known then
-  local bucket
-  for less, n in string.gmatch(did, ' (%.?)(%d+)') do
-    if not bucket then
-      bucket = n + 0
-    else
-      add(bucket, less == '' and -n or n + 0)
+  local bucket = fasked + ffirst
+  for n, times in string.gmatch(did, ' (-?%d+)%*?(%d*)') do
+    for _ = 1, times == '' and 1 or min(times + 0, 31) do
+      add(bucket, -n)
       bucket = bucket + 1
     end
   end

@@ -2,10 +2,11 @@
 -- window, and a short window: a token is spent before its bucket ends, or goes back to exactly that bucket, and counts until a
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
--- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together: a head, and one field for each
---                        limiter in a process
---         head           "gen clients used promised asked before last off low count...", and then "+idle out calls told at" unless
---                        all of these are 0
+-- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
+--         head           "gen clients used promised asked before last off"
+--         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
+--                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
+--         idle           "+idle out calls told at", if one of these is not 0
 --         a limiter      "gen life seq asked", then " first change...", with a ~ before it if the client has left, and after it
 --                        "+idle", or "+" if it was called to return what is idle and has not stated since
 --         gen            generation, which a Reset increases. What is about an older one is void
@@ -16,32 +17,34 @@
 --                        bucket in which it last asked
 --         last, off      the latest time, and by how much it is ahead of the server's clock, us: the time of a ring never goes
 --                        back, because what has left it would count no more in an interval that comes again
---         low, count     the first bucket that counts, 20 before the present one, and the tokens charged in each from it on
 --         life, seq      number the client's statements: one that is not newer does nothing
---         first, change  what its last statement changed, by bucket from first on, grants included; with a . before it, less
---         idle           tokens that clients hold and do not need, at most, and in the head their sum
+--         first, change  what its last statement changed, by bucket, grants included; first is less by asked, and 3*4 is 3 in four buckets
+--         idle           tokens that clients hold and do not need, at most, and in the field of that name their sum
 --         out            clients that the last recall called; calls: recalls in a row, at: when the last one was or a client
 --                        that was called stated, Unix ms; told: when a client last got less than it needed, Unix ms
--- ARGV  1 limiter        name of its field; empty = the statement has no account: need is charged, all or none, or else
---                        changes, in the generation of 10
+-- ARGV  1 limiter        name of its field, which is none of the above; empty = the statement has no account: need is charged, all
+--                        or none, or else changes, in the generation of 11
 --       2 limit          tokens per window
 --       3 length         of a window, ms
 --       4 need           tokens that callers wait for
 --       5 how            the sum of: 1 = grant want as it is, 2 = the client gets no messages, 8 = it does not count until it
 --                        asks again, 64 = the last argument is the time
---       6 want           tokens, with need; 0 = only state the account
---       7 least          tokens that the first caller needs: with less, nothing is granted
---       8 life           of the client's account
---       9 seq            of the statement
---      10 gen            of the last reply that the client took
---      11 known          the seq of that reply; 0 = none
---      12 idle           tokens that it holds and that nobody there waits for
---      13 pace           tokens that it would use in a whole window at its present rate
---      14 after          the last bucket of which it has tokens, if these are for later ones, or 0
---      15 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
+--       6 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
 --                        the window
+--    then, unless it has no account and none of the figures after these:
+--       7 want           tokens, with need; 0 = only state the account
+--       8 least          tokens that the first caller needs: with less, nothing is granted
+--       9 life           of the client's account
+--      10 seq            of the statement
+--    then, unless all of these are 0 or empty:
+--      11 gen            of the last reply that the client took
+--      12 known          the seq of that reply; 0 = none
+--      13 idle           tokens that it holds and that nobody there waits for
+--      14 pace           tokens that it would use in a whole window at its present rate
+--      15 after          the last bucket of which it has tokens, if these are for later ones, or 0
 --      16 changes        "bucket tokens bucket tokens...": by how much its account has changed since the reply known, for
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
+--    then:
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
 -- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),

@@ -4,9 +4,8 @@ local call, format, match, floor, min, max = redis.call, string.format, string.m
 local most = 9007199254740991                          -- the largest exact integer of a double
 
 local args = #ARGV
-local limiter, changes, arg = ARGV[1], ARGV[16], { }
-for i = 2, 15 do arg[i] = ARGV[i] + 0 end
-local limit, length, need, how, want, least, life, seq, wgen, known, widle, pace, after, within = unpack(arg, 2, 15)
+local limiter, limit, length, need, how, within = unpack(ARGV, 1, 6)
+limit, length, need, how, within = limit + 0, length + 0, need + 0, how + 0, within + 0
 local now
 if how >= 64 then                                      -- tests give the time
   now, args = ARGV[args] + 0, args - 1
@@ -15,3 +14,12 @@ else
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', 0, 0, 0, 0, 0, ''
+if args > 7 then
+  want, least, life, seq = unpack(ARGV, 7, 10)
+  want, least = want + 0, least + 0
+end
+if args > 11 then
+  wgen, known, widle, pace, after, changes = unpack(ARGV, 11, 16)
+  wgen, known, widle, pace, after = wgen + 0, known + 0, widle + 0, pace + 0, after + 0
+end

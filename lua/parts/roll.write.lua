@@ -30,39 +30,41 @@ elseif used >= limit then
   frees = leaves(1)
 end
 
+if bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time
   local some, gone = call('HRANDFIELD', KEYS[1], 4, 'WITHVALUES'), { }
   for i = 1, #some, 2 do
-    local away, g, a, plus = match(some[i + 1], '^(~?)(%d+) %d+ %d+ (%d+)[ %d.]*(%+?%d*)$')
+    local away, g, a, plus = match(some[i + 1], '^(~?)(%d+) %d+ %d+ (%d+)[^+]*(%+?%d*)$')
     if away and some[i] ~= limiter and some[i] ~= 'head' and a + 10 < low then
       gone[#gone + 1] = some[i]
       if g + 0 == hgen then
-        if away == '' then clients = clients - 1 end
-        if plus ~= '' and plus ~= '+' then idle, others = idle - plus, others - plus end
+        if away == '' then clients = max(clients - 1, 0) end
+        if plus ~= '' and plus ~= '+' then idle, others = max(idle - plus, 0), max(others - plus, 0) end
       end
     end
   end
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
 end
-local text = format('%d %d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off, low)
-if counts[1] then text = text .. ' ' .. table.concat(counts, ' ') end
-local whole = text
-if idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
-if limiter == '' then
-  call('HSET', KEYS[1], 'head', whole)
-else
-  local account = format('%s%d %d %d %d', leaving and '~' or '', hgen, life, seq, fasked)
-  if first then
-    local some = { account, format('%d', first) }
-    for bucket = first, final do
-      local n = done[bucket] or 0
-      some[#some + 1] = n >= 0 and n < 1e14 and n or format(n < 0 and '.%d' or '%d', n < 0 and -n or n)
-    end
-    account = table.concat(some, ' ')
+local fields = { 'head', format('%d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off) }
+local where, text = 'idle', ''                         -- a field of its own, so that none is long: Redis packs such hashes
+if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
+  fields[3], fields[4] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
+end
+for g in pairs(changed) do fields[#fields + 1], fields[#fields + 2] = g, table.concat(parsed[g], ',') end
+if limiter ~= '' then
+  local account = format('%s%d %s %s %d', leaving and '~' or '', hgen, life, seq, fasked)
+  if first then account = account .. format(' %d', first - fasked) end
+  while first and first <= final do
+    local n, times = done[first] or 0, 1
+    while first + times <= final and (done[first + times] or 0) == n do times = times + 1 end
+    account = account .. format(' %d', n)
+    if times > 1 then account = account .. format('*%d', times) end
+    first = first + times
   end
   if held > 0 then account = account .. format('+%d', held) end
-  call('HSET', KEYS[1], 'head', whole, limiter, account)
+  fields[#fields + 1], fields[#fields + 2] = limiter, account
 end
+call('HSET', KEYS[1], unpack(fields))
 if turned then call('PEXPIRE', KEYS[1], 2 * length + 1000) end  -- nothing counts for as long as that
 
 local name, hend = format('%d', hgen), 0

@@ -2,7 +2,9 @@
 
 total()
 local gen, next = hgen, max(hgen + 1, floor(raw / 1000))
-call('HSET', KEYS[1], 'head', format('%d 0 0 0 0 0 %d %d %d', next, last, off, low))
+if bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
+call('HSET', KEYS[1], 'head', format('%d 0 0 0 0 0 %d %d', next, last, off))
+call('HDEL', KEYS[1], '0', '1', '2', '3', '4', 'idle')
 call('PEXPIRE', KEYS[1], 2 * length + 1000)
 local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('4 %d %d 0 %s', stop, gen, KEYS[1]))
 return { type(heard) == 'table' and 32 or 0, raw, stop, gen, next }

@@ -9,7 +9,7 @@ if limiter == '' then
     if not lacks then give(soonest, need) end
   end
 else
-  if not left then clients = clients - 1 end
+  if not left then clients = max(clients - 1, 0) end
   if not leaving then clients = clients + 1 end
   if want > 0 then
     local weight = max(pace, need, 1)

@@ -1,27 +1,31 @@
--- turn: turn the ring to the present.
+-- turn: turn the ring to the present. What leaves it is deleted, because its place in the ring comes again.
 
 local present = floor(now / unit)
 local turned = not head or present - 20 > low
 if present - 20 > low then
-  before = present - 20 == low + 1 and asked or 0
-  asked = 0
-  for i = 1, min(present - 20 - low, #counts) do promised, used = max(promised - counts[i], 0), max(used - counts[i], 0) end
-  local some = { }
-  for i = present - 20 - low + 1, #counts do some[#some + 1] = counts[i] end
-  counts, low = some, present - 20
+  before, asked = present - 20 == low + 1 and asked or 0, 0
+  for bucket = low, min(present - 21, low + 30) do promised = max(promised + add(bucket, -most), 0) end
+  low = present - 20
 end
-present = low + 20
-local stop = 0
+local top, stop = low + 30, 0                          -- the last bucket that has tokens, and until when these count
 local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
-  local left, i = 0, 0
-  while i < #counts and (i == 0 or left < n) do
-    i = i + 1
-    left = left + counts[i]
+  local left, bucket = 0, low
+  while bucket <= top and left < n do
+    local is, i = group(bucket)
+    left, bucket = left + is[i], bucket + 1
   end
-  return max((low + i + 20) * unit - now, 0)
+  return max((bucket + 20) * unit - now, 0)
 end
-local function total()                                 -- what counts no more, or not yet, has no text
-  local n = #counts
-  while n > 0 and counts[n] == '0' do counts[n], n = nil, n - 1 end
-  stop = n > 0 and floor(((low + n + 20) * unit + 999) / 1000) or 0
+local function total()
+  while top >= low do
+    local g = (top - top % 8) / 8 % 5
+    if not parsed[g] and (own[g + 1] or none) == none then
+      top = top - top % 8 - 1
+    else
+      local is, i = group(top)
+      if is[i] ~= '0' then break end
+      top = top - 1
+    end
+  end
+  if top >= low then stop = floor(((top + 21) * unit + 999) / 1000) end
 end
