@@ -1308,21 +1308,6 @@ func TestSlotsOfLimitsComeBack(t *testing.T) {
 	}
 }
 
-// A probe that never returns does not keep the circuit open.
-func TestDeafProbe(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		d := newDeaf()
-		l := open(t, d, reservoir.PerHour(1000))
-		breakdown(t, l, d.Network, testnet.Refuse)
-		d.left.Store(2)
-		d.Faults(nil)
-		time.Sleep(4 * toClose)
-		assert.Negative(t, d.left.Load(), "both were made")
-		allow(t, l, "k", 1)
-		close(d.end)
-	})
-}
-
 // Keys that move to another shard while theirs is away state there what they owe.
 func TestKeysInLineMove(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {

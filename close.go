@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/internal/chance"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
@@ -132,22 +131,10 @@ func (l *Limiter) close(ctx context.Context) error {
 func (l *Limiter) handBackAll(ctx context.Context) error {
 	var keys errgroup.Group
 	keys.SetLimit(key.CallsAtOnce)
-	var failure atomic.Pointer[error] // the group's error misses a store that ends its goroutine
 	for k := range l.env.All {
-		keys.Go(func() error {
-			guard.Call(func() error { return l.handBack(ctx, k) }, func(err error) {
-				if err != nil {
-					failure.CompareAndSwap(nil, &err)
-				}
-			})
-			return nil
-		})
+		keys.Go(func() error { return l.handBack(ctx, k) })
 	}
-	_ = keys.Wait()
-	if err := failure.Load(); err != nil {
-		return *err
-	}
-	return nil
+	return keys.Wait()
 }
 
 // attempts is how many statements, at most, hand back what a key holds at Close. Repeating
@@ -166,7 +153,11 @@ func (l *Limiter) handBack(ctx context.Context, k *key.Key) error {
 		if f == nil {
 			return nil
 		}
-		err := l.sendLast(ctx, f)
+		err := ctx.Err()
+		if err == nil && f.Shard.Open() {
+			err = f.Shard.OpenError()
+		}
+		err = l.send(ctx, f, err)
 		switch {
 		case try == attempts || err != nil && (ctx.Err() != nil || f.Shard.Open()):
 			return err

@@ -3,14 +3,12 @@ package reservoir
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
@@ -19,8 +17,8 @@ import (
 // of the shard, what is counted, and what the hooks get. No lock is held during a call, and
 // nothing else calls the store.
 
-// storeCall is one call to the store. It belongs to no caller: a fetch or a direct call
-// runs in a goroutine of its own under the fetch timeout, even if its callers leave.
+// storeCall is one call to the store. It belongs to no caller: it runs in a goroutine of its
+// own under the fetch timeout, even if its callers leave.
 type storeCall struct {
 	StoreCall
 	l      *Limiter
@@ -28,82 +26,70 @@ type storeCall struct {
 	stored string // the key
 	begin  time.Time
 	trip   key.Trip
-	short  bool // its context may end before the fetch timeout, which says nothing of the shard
-
-	caller atomic.Int32 // of a call for one caller: one of the constants below
+	left   bool // of a call for one caller, who has left; only that caller reads and writes it
 }
-
-// What has become of the caller of a call. The call and the caller write this once,
-// whichever comes first.
-const (
-	waits    int32 = iota
-	answered       // the call has ended first
-	gone           // the caller's context has ended first
-	timedOut       // the caller has waited too long: the store does not obey its context
-)
-
-// abandoned reports whether the caller does not get the end of the call.
-func (s *storeCall) abandoned() bool { return s.caller.Load() > answered }
 
 // newCall returns a call that is sent now.
 func (l *Limiter) newCall(s *key.Shard, stored string, what StoreCall) *storeCall {
 	return &storeCall{StoreCall: what, l: l, shard: s, stored: stored, begin: time.Now(), trip: key.Trip{Sent: l.env.Clock.Now()}}
 }
 
-// do runs f and records how it ended. It makes a *StoreError of every error of a store, so
-// that callers need to handle no other; a panic becomes an error too, for the caller that
-// waits.
-func (s *storeCall) do(ctx context.Context, f func(context.Context) error) (err error) {
-	guard.Call(func() error { return f(ctx) }, func(ended error) { err = s.record(ended, s.short && over(ctx)) })
-	return err
+// sync makes the statement q.
+func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (backend.Reply, error) {
+	s.Want = max(q.Want, q.Need, q.Change)
+	for _, c := range q.Changes {
+		s.Want = max(s.Want, c.Tokens)
+	}
+	s.l.env.Counts.Syncs.Add(1)
+	r, err := s.l.store.Sync(ctx, *q)
+	if err == nil && r.Astray {
+		s.shard.SetClock(r.Now)
+	}
+	s.Granted = r.Grant
+	return r, err
 }
 
-// record records the end of the call. neutral says that it says nothing of the shard.
-func (s *storeCall) record(err error, neutral bool) error {
-	s.caller.CompareAndSwap(waits, answered)
-	s.Duration, s.trip.End, s.trip.Made = time.Since(s.begin), s.l.env.Clock.Now(), true
+// end records how the call has ended, and tells the shard, unless neutral says that this says
+// nothing of it. It makes a *StoreError of every error of a store, so that callers need to
+// handle no other.
+func (s *storeCall) end(err error, neutral bool) error {
+	s.Duration = time.Since(s.begin)
+	s.trip.Made, s.trip.End, s.trip.Duration = true, s.l.env.Clock.Now(), s.Duration
 	s.l.env.Counts.Calls.Add(1)
-	failure, ok := errors.AsType[*StoreError](err)
-	if err != nil && !ok && !guard.IsPanic(err) {
+	failure, failed := errors.AsType[*StoreError](err)
+	if err != nil && !failed {
 		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
 		err = failure
 	}
-	cause := err
-	if failure != nil { // the cause that callers get, without what a store has wrapped it in
-		cause = failure
-	}
-	outcome := key.OutcomeOf(err)
-	if failure != nil && failure.KeyOnly && s.Cause == string(next.Reopen) { // the shard answers, though it does not serve this key
-		outcome = breaker.Answered
-	}
-	switch caller := s.caller.Load(); {
-	case neutral, caller == timedOut: // the shard was told then
-		outcome = breaker.Neutral
-	case caller == gone && outcome == breaker.Answered && s.Duration > s.l.fetchTimeout+key.Slack: // not in time
-		outcome, cause = breaker.Failed, s.noAnswer()
-	}
-	s.judge(s.trip.End, outcome, cause)
 	s.Err = err
-	return err
-}
-
-// judge tells the shard how the call has ended.
-func (s *storeCall) judge(end int64, outcome breaker.Outcome, cause error) {
 	if s.Op == "publish" { // of another right and, in a cluster, of another server
-		return
+		return err
 	}
-	if outcome == breaker.Failed {
+	outcome, cause := key.OutcomeOf(err), err
+	if failure != nil {
+		cause = failure // what callers get, without what a store has wrapped it in
+	}
+	switch {
+	case neutral:
+		outcome = breaker.Neutral
+	case failure != nil && failure.KeyOnly && s.Cause == string(next.Reopen): // the shard answers, though it does not serve this key
+		outcome = breaker.Answered
+	case outcome == breaker.Failed:
 		s.shard.Failed(s.stored)
 	}
-	if s.Op != "check" && s.shard.Record(s.trip.Sent, end, outcome, cause) { // a replica may have answered a Check
+	if s.Op != "check" && s.shard.Record(s.trip.Sent, s.trip.End, outcome, cause) { // a replica may have answered a Check
 		s.l.armReopen(s.shard)
 	}
 	s.shard.Resume()
+	return err
 }
 
-// noAnswer is the error of a call that takes longer than the fetch timeout allows.
-func (s *storeCall) noAnswer() error {
-	return &StoreError{Op: s.Op, Class: backend.Unknown, Err: key.ErrSilent}
+// report calls the hooks. It comes last, so that a slow hook delays no caller.
+func (s *storeCall) report() {
+	if hook := s.l.hooks.StoreCall; hook != nil {
+		hook(s.StoreCall)
+	}
+	s.l.reportShard(s.shard)
 }
 
 // over reports whether ctx has ended, or ends within a millisecond, because a socket's
@@ -116,38 +102,6 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(t) < d
 }
 
-// report calls the hooks. It comes last, so that a slow hook delays no caller. No caller
-// could get a hook's panic, so it is logged.
-func (s *storeCall) report() {
-	if hook := s.l.hooks.StoreCall; hook != nil {
-		guard.Log(func() { hook(s.StoreCall) })
-	}
-	s.l.reportShard(s.shard)
-}
-
-// sync makes the statement q.
-func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
-	err = s.do(ctx, func(ctx context.Context) (err error) {
-		r, err = s.syncOnly(ctx, q)
-		return err
-	})
-	return r, err
-}
-
-// syncOnly is the part of sync that is the store's.
-func (s *storeCall) syncOnly(ctx context.Context, q *backend.Statement) (r backend.Reply, err error) {
-	s.Want = max(q.Want, q.Need, q.Change)
-	for _, c := range q.Changes {
-		s.Want = max(s.Want, c.Tokens)
-	}
-	s.l.env.Counts.Syncs.Add(1)
-	if r, err = s.l.store.Sync(ctx, *q); err == nil && r.Astray {
-		s.shard.SetClock(r.Now)
-	}
-	s.Granted = r.Grant
-	return r, err
-}
-
 // caller makes the calls of keys; it is the seam of package key.
 type caller struct{ l *Limiter }
 
@@ -158,8 +112,8 @@ type caller struct{ l *Limiter }
 func (c caller) Shard(stored string) *key.Shard {
 	l := c.l
 	var name string
-	if l.parts != nil { // it may panic, and under a key's lock no caller could get the panic
-		guard.Log(func() { name = l.parts.Shard(stored) })
+	if l.parts != nil {
+		name = l.parts.Shard(stored)
 	}
 	if s, ok := l.shards.Load(name); ok {
 		return s.(*key.Shard)
@@ -174,54 +128,30 @@ func (c caller) Limit(key string) (backend.Limit, error) { return c.l.ask(key) }
 // Send sends the statement under the fetch timeout. No caller's context ends it: that caller
 // may leave, and the others still need the fetch.
 func (c caller) Send(f *key.Fetch) {
-	l := c.l
-	defer l.env.Calls.End()
+	defer c.l.env.Calls.End()
 	f.Req.Detached = true
-	_ = l.send(context.Background(), f, f.Begin)
+	_ = c.l.send(context.Background(), f, f.Begin())
 }
 
-// send makes the call of f, unless begin fails, and applies its end.
-func (l *Limiter) send(ctx context.Context, f *key.Fetch, begin func() error) (err error) {
+// send makes the call of f, unless err says why not, and applies its end. The call ends with
+// ctx or by the fetch timeout.
+func (l *Limiter) send(ctx context.Context, f *key.Fetch, err error) error {
+	if err != nil {
+		return f.End(key.Trip{}, backend.Reply{}, err)
+	}
 	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
-	var reply backend.Reply
-	guard.Call(func() (err error) {
-		if err = begin(); err != nil {
-			return err
-		}
-		bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-		defer cancel()
-		call.short = soonerThan(ctx, l.fetchTimeout)
-		reply, err = call.sync(bounded, &f.Req)
-		return err
-	}, func(failed error) {
-		call.trip.Duration = call.Duration
-		var received bool
-		if err, received = f.End(call.trip, reply, failed); !received { // no caller gets its panic
-			guard.Unheard(err)
-		}
-		if call.trip.Made {
-			call.report()
-		}
-	})
+	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
+	defer cancel()
+	reply, err := call.sync(bounded, &f.Req)
+	err = call.end(err, over(ctx))
+	err = f.End(call.trip, reply, err)
+	call.report()
 	return err
 }
 
-// sendLast is send for the last statement of a key, which ends with ctx. It calls no
-// function of the user's but the store.
-func (l *Limiter) sendLast(ctx context.Context, f *key.Fetch) error {
-	return l.send(ctx, f, func() error {
-		if ctx.Err() == nil && f.Shard.Open() {
-			return f.Shard.OpenError()
-		}
-		return ctx.Err()
-	})
-}
-
-// detached makes a call, by f, for one caller, and returns its reply and error, or the error
-// of ctx if that ends first. A store should end the call at the fetch timeout; if it does
-// not, the caller gets no answer. In both cases the call goes on, and then abandoned gets its
-// end; a panic is logged.
-func detached[R any](ctx context.Context, call *storeCall, f func(context.Context) (R, error), abandoned func(R, error)) (reply R, _ error) {
+// await makes a call, by f, for one caller, and returns its reply and error, or the error of
+// ctx if that ends first. The call goes on then, and late, unless it is nil, gets its end.
+func await[R any](ctx context.Context, call *storeCall, f func(context.Context) (R, error), late func(R, error)) (reply R, _ error) {
 	l := call.l
 	if !l.env.Calls.Begin() {
 		return reply, ErrClosed
@@ -230,94 +160,63 @@ func detached[R any](ctx context.Context, call *storeCall, f func(context.Contex
 		reply R
 		err   error
 	}
-	end := make(chan ending, 1)
+	end := make(chan ending)
 	go func() {
 		defer l.env.Calls.End()
-		defer call.report()
-		e := ending{err: guard.ErrGoexit} // unless the store returns
-		defer func() {
-			end <- e
-			if call.abandoned() {
-				guard.Unheard(e.err)
-				abandoned(e.reply, e.err)
-			}
-		}()
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.fetchTimeout)
 		defer cancel()
-		e.err = call.do(bounded, func(ctx context.Context) (err error) {
-			e.reply, err = f(ctx)
-			return err
-		})
+		reply, err := f(bounded)
+		err = call.end(err, false)
+		select {
+		case end <- ending{reply, err}:
+		case <-ctx.Done():
+			if late != nil {
+				late(reply, err)
+			}
+		}
+		call.report()
 	}()
-	timeout := time.NewTimer(l.fetchTimeout + key.Slack)
-	defer timeout.Stop()
 	select {
 	case e := <-end:
-		return e.reply, guard.Raise(e.err)
+		return e.reply, e.err
 	case <-ctx.Done():
-		if call.caller.CompareAndSwap(waits, gone) {
-			return reply, ctx.Err()
-		}
-	case <-timeout.C:
-		if call.caller.CompareAndSwap(waits, timedOut) {
-			call.giveUp()
-			return reply, call.noAnswer()
-		}
-	}
-	e := <-end
-	return e.reply, guard.Raise(e.err)
-}
-
-// giveUp tells the shard, and the hook, of a call that has not ended in time, and may never.
-func (s *storeCall) giveUp() {
-	s.judge(s.l.env.Clock.Now(), breaker.Failed, s.noAnswer())
-	if s.l.env.Calls.Begin() {
-		go func() {
-			defer s.l.env.Calls.End()
-			s.l.reportShard(s.shard)
-		}()
+		call.left = true
+		return reply, ctx.Err()
 	}
 }
 
-// alone makes a statement without an account for n tokens of a key that has no room in memory. It is sent once, and again if the
-// store has done nothing, because its clock is in another period of the calendar.
+// alone makes a statement without an account for n tokens of a key that has no room in
+// memory. It is sent once, and again if the store has done nothing, because its clock is in
+// another period of the calendar.
 func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool) key.Verdict {
 	for try := 1; ; try++ {
 		a, v := k.Alone(n, stay)
 		if v.Next != key.Call {
 			return v
 		}
-		r, sent, err := l.aloneOnce(ctx, &a)
+		a.Req.Detached = true
+		q := a.Req // the call's own, which may go on
+		call := l.newCall(l.shardOf(q.Key), q.Key, StoreCall{Op: "sync"})
+		r, err := await(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.sync(ctx, &q) },
+			func(r backend.Reply, err error) {
+				if err == nil {
+					l.env.Counts.Expire(r.Grant)
+				}
+				l.unknown(err, n)
+			})
+		l.unknown(err, n)
 		if err == nil && r.Astray {
 			if try < key.MaxAstray {
 				continue
 			}
 			err = key.ErrorAstray()
 		}
-		return a.Answer(&r, sent, err, ctx.Err() != nil)
+		return a.Answer(&r, call.trip.Sent, err, ctx.Err() != nil)
 	}
 }
 
-// aloneOnce makes the statement of a.
-func (l *Limiter) aloneOnce(ctx context.Context, a *key.Alone) (backend.Reply, int64, error) {
-	call := l.newCall(l.shardOf(a.Req.Key), a.Req.Key, StoreCall{Op: "sync"})
-	a.Req.Detached = true
-	late := func(r backend.Reply, err error) { // its caller has left
-		if err == nil {
-			l.env.Counts.Expire(r.Grant)
-		}
-		l.unknown(err, a.Req.Need)
-	}
-	q := a.Req // the call's own, which may go on
-	r, err := detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, late)
-	if err != nil && !call.abandoned() {
-		l.unknown(err, a.Req.Need)
-	}
-	return r, call.trip.Sent, err
-}
-
-// overdraw charges n tokens, without an account, that were used above what c was charged, of a key that was forgotten since, if
-// that window is still open. It is sent once.
+// overdraw charges n tokens, without an account, that were used above what c was charged, of
+// a key that was forgotten since, if that window is still open. It is sent once.
 func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int64) error {
 	limit := k.Limit().Plain()
 	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: c.Window, Change: n, Detached: true}
@@ -346,13 +245,10 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int6
 		ctx = context.WithoutCancel(ctx)
 	}
 	call := l.newCall(shard, q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
-	r, err := backend.Reply{}, guard.ErrGoexit // unless the store returns
-	defer func() {
-		if !call.abandoned() {
-			settled(r, err)
-		}
-	}()
-	r, err = detached(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.syncOnly(ctx, &q) }, settled)
+	r, err := await(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.sync(ctx, &q) }, settled)
+	if !call.left {
+		settled(r, err)
+	}
 	return l.failed(ctx, err)
 }
 
@@ -371,9 +267,9 @@ func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit)
 	if !s.MayCheck(l.env.Clock.Now()) {
 		return state, l.failed(ctx, s.OpenError())
 	}
-	state, err = detached(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
+	state, err = await(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
 		return l.store.Check(ctx, stored, limit)
-	}, func(backend.State, error) {})
+	}, nil)
 	if err != nil {
 		s.CheckFailed(l.env.Clock.Now())
 	}
@@ -383,8 +279,7 @@ func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit)
 // reset voids the open window. It is never repeated.
 func (l *Limiter) reset(ctx context.Context, stored string, limit backend.Limit) (backend.Window, error) {
 	call := l.newCall(l.shardOf(stored), stored, StoreCall{Op: "reset"})
-	void, err := detached(ctx, call, func(ctx context.Context) (backend.Window, error) { return l.store.Reset(ctx, stored, limit) },
-		func(backend.Window, error) {})
+	void, err := await(ctx, call, func(ctx context.Context) (backend.Window, error) { return l.store.Reset(ctx, stored, limit) }, nil)
 	return void, l.failed(ctx, err)
 }
 
@@ -403,9 +298,7 @@ const connectTime = 2 * time.Second
 func (l *Limiter) shardOf(stored string) *key.Shard { return caller{l}.Shard(stored) }
 
 // armReopen sets the timer for the next probe of a shard.
-func (l *Limiter) armReopen(s *key.Shard) {
-	s.Arm(func() { guard.Log(func() { l.reopen(s) }) })
-}
+func (l *Limiter) armReopen(s *key.Shard) { s.Arm(func() { l.reopen(s) }) }
 
 // reopen probes whether a shard answers again, by a statement for one of its keys that asks
 // for nothing. The probe has time to connect, because nobody waits for it. A shard without
@@ -415,38 +308,29 @@ func (l *Limiter) reopen(s *key.Shard) {
 		return
 	}
 	defer l.env.Calls.End()
-	again := func() {
+	defer func() {
 		if s.Watched() {
 			l.armReopen(s)
 		}
-	}
-	defer again() // whatever the store does
+	}()
 	if !s.Due(l.env.Clock.Now()) {
 		return
 	}
-	stored, ok := s.ProbeKey()
-	if !ok {
+	if stored, ok := s.ProbeKey(); ok {
+		l.probe(l.life, max(l.fetchTimeout, connectTime), s, stored)
+	} else {
 		l.forgetShard(s)
-		return
 	}
-	timeout := max(l.fetchTimeout, connectTime)
-	ctx, cancel := context.WithTimeout(l.life, timeout)
-	defer cancel()
-	sent := l.env.Clock.Now()
-	late := time.AfterFunc(timeout+key.Slack, func() { // the store does not obey its context, and may never return
-		s.Record(sent, l.env.Clock.Now(), breaker.Failed, s.Cause())
-		again()
-	})
-	defer late.Stop()
-	l.probe(ctx, s, stored)
 }
 
 // probe makes a statement for a key that does nothing.
-func (l *Limiter) probe(ctx context.Context, s *key.Shard, stored string) {
+func (l *Limiter) probe(ctx context.Context, timeout time.Duration, s *key.Shard, stored string) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	call := l.newCall(s, stored, StoreCall{Op: "sync", Cause: string(next.Reopen)})
-	defer call.report()
 	_, err := call.sync(ctx, &backend.Statement{Key: stored, Limit: backend.Limit(PerMinute(1))})
-	guard.Unheard(err)
+	_ = call.end(err, false)
+	call.report()
 }
 
 func (l *Limiter) forgetShard(s *key.Shard) {
@@ -460,9 +344,7 @@ func (l *Limiter) forgetShard(s *key.Shard) {
 func (l *Limiter) reportShard(s *key.Shard) {
 	s.Report(func(now breaker.Change) {
 		if l.hooks.ShardState != nil {
-			guard.Log(func() {
-				l.hooks.ShardState(ShardState{Shard: s.Name, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
-			})
+			l.hooks.ShardState(ShardState{Shard: s.Name, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
 		}
 	})
 }
@@ -480,9 +362,7 @@ func (l *Limiter) stopReopening(ctx context.Context) {
 		}
 		if stored, ok := s.ProbeKey(); ok {
 			probes.Go(func() error {
-				bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-				defer cancel()
-				l.probe(bounded, s, stored)
+				l.probe(ctx, l.fetchTimeout, s, stored)
 				return nil
 			})
 		}

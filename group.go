@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
@@ -135,16 +134,17 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	if r.Limiter, err = g.validate(cost, keys); err != nil {
 		return r, err
 	}
+	results := r.results(len(keys))
 	for i, l := range g.limiters {
-		if l.refuses(&r.Result, keys[i], cost.of(i)) {
+		if cost.free(i) { // before anything is charged, because glance may call the user's function
+			results[i] = l.glance(keys[i])
+		} else if l.refuses(&r.Result, keys[i], cost.of(i)) {
 			r.Limiter = i
 			return g.refusal(r, cost, keys)
 		}
 	}
-	results := r.results(len(keys))
 	for i, l := range g.limiters {
 		if cost.free(i) {
-			results[i].free = true
 			continue
 		}
 		n := cost.of(i)
@@ -155,7 +155,9 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 			l.pass(&results[i])
 		}
 		if !results[i].Allowed {
-			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
+			r.Result, r.Limiter = results[i], i
+			g.undo(ctx, results)
+			return g.refusal(r, cost, keys)
 		}
 	}
 	return g.allowed(r, keys), nil
@@ -197,7 +199,6 @@ func (g *Group) allowed(r GroupResult, keys []string) GroupResult {
 	least, results := 2.0, r.results(len(keys))
 	for i := range results {
 		if results[i].free {
-			results[i] = g.limiters[i].glance(keys[i])
 			continue
 		}
 		part := float64(results[i].Remaining) / float64(results[i].Limit)
@@ -220,25 +221,16 @@ func (l *Limiter) glance(name string) (r Result) {
 	}
 	k := l.env.Get(name)
 	if k == nil {
-		return l.glanceAtLimit(name)
+		if limit, err := l.limitOf(name); err == nil {
+			r.Limit, r.Window = limit.Tokens, limit.Window
+		}
+		return r
 	}
 	t, w := k.Limit(), k.Lease()
 	r.Limit, r.Window = t.Tokens, t.Window
 	if w.Alive(l.env.Clock.Now()) {
 		r.Remaining, r.Reset = min(w.Available(), t.Tokens), w.Window.Time()
 	}
-	return r
-}
-
-// glanceAtLimit is glance for a key that is not in memory. The other limits have decided, so a
-// panic of WithLimits' function is nobody's.
-func (l *Limiter) glanceAtLimit(name string) (r Result) {
-	r.Allowed, r.free = true, true
-	guard.Log(func() {
-		if limit, err := l.limitOf(name); err == nil {
-			r.Limit, r.Window = limit.Tokens, limit.Window
-		}
-	})
 	return r
 }
 
@@ -341,16 +333,34 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	results, errs, later := r.results(len(keys)), make([]error, len(keys)), make([]bool, len(keys))
 	var calls errgroup.Group
 	calls.SetLimit(key.CallsAtOnce)
+	decided := false
+	defer func() {
+		if !decided { // the function of WithLimits has panicked
+			_ = calls.Wait()
+			g.undo(ctx, results)
+		}
+	}()
 	for i, l := range g.limiters {
-		if cost.free(i) {
-			results[i].free = true
-		} else if !results[i].Allowed {
-			errs[i] = guard.ErrGoexit // unless the function of WithLimits returns
+		switch {
+		case results[i].Allowed:
+			continue
+		case cost.free(i):
+			results[i] = l.glance(keys[i])
+			continue
+		}
+		k, limit, err := l.find(keys[i])
+		switch {
+		case err != nil:
+			errs[i] = err
+		case k != nil && !l.env.Direct:
+			k.Expect(cost.of(i))
+			later[i] = true
+		default: // the request itself, because nothing of a fetch would be kept for it
 			calls.Go(func() error {
-				errs[i] = guard.Do(func() (err error) { // a panic of WithLimits' function goes to the caller
-					later[i], err = l.ahead(ctx, &results[i], keys[i], cost.of(i))
-					return err
-				})
+				results[i], later[i], errs[i] = l.request(ctx, k, keys[i], limit, cost.of(i), false)
+				if results[i].Shadowed && errs[i] == nil {
+					l.pass(&results[i])
+				}
 				return nil
 			})
 		}
@@ -358,86 +368,32 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	_ = calls.Wait()
 	for i, l := range g.limiters {
 		if later[i] {
-			errs[i] = guard.Do(func() (err error) {
-				results[i], _, err = l.acquire(ctx, keys[i], cost.of(i), false)
-				return err
-			})
+			results[i], _, errs[i] = l.acquire(ctx, keys[i], cost.of(i), false)
 		}
+		if errs[i] == nil && results[i].Allowed {
+			continue
+		}
+		decided = true
+		r.Result, r.Limiter = results[i], i
+		g.undo(ctx, results)
 		if errs[i] != nil {
-			for _, other := range errs[i+1:] {
-				guard.Unheard(other)
-			}
-			g.undo(ctx, i, r, keys)
-			return GroupResult{Limiter: i}, guard.Raise(errs[i])
+			return GroupResult{Limiter: i}, errs[i]
 		}
-		if !results[i].Allowed && !cost.free(i) {
-			return g.refusal(g.undo(ctx, i, r, keys), cost, keys)
-		}
+		return g.refusal(r, cost, keys)
 	}
+	decided = true
 	return g.allowed(r, keys), nil
 }
 
-// ahead begins what acquire must wait for, and reports whether acquire must follow: a fetch
-// begins, but without stock the request itself is made, because nothing of a fetch would be kept for it.
-func (l *Limiter) ahead(ctx context.Context, r *Result, name string, n int64) (later bool, err error) {
-	k, limit, err := l.find(name)
-	switch {
-	case err != nil:
-		return false, err
-	case k != nil && !l.env.Direct:
-		k.Expect(n)
-		return true, nil
-	}
-	if *r, later, err = l.request(ctx, k, name, limit, n, false); r.Shadowed && err == nil {
-		l.pass(r)
-	}
-	return later, err
-}
-
-// undo takes back what the others have charged, after limit i has refused or failed. It
-// goes on without the caller when ctx ends, because tokens would stay charged otherwise.
-func (g *Group) undo(ctx context.Context, i int, r GroupResult, keys []string) GroupResult {
-	results := r.results(len(keys))
-	var direct []func()
-	for j, l := range g.limiters {
-		paid := results[j]
-		back := func() { // a failure is counted in its Stats, and a panic must not keep the others from going back
-			guard.Log(func() { _ = l.Refund(context.WithoutCancel(ctx), paid) })
-		}
-		switch {
-		case j == i || !paid.Allowed:
-			continue
-		case paid.Source == Direct:
-			direct = append(direct, back)
-		default:
-			back()
-		}
-		results[j].returned()
-	}
-	if len(direct) > 0 {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			var calls errgroup.Group
-			calls.SetLimit(key.CallsAtOnce)
-			for _, back := range direct {
-				calls.Go(func() error { back(); return nil })
-			}
-			_ = calls.Wait()
-		}()
-		select {
-		case <-done:
-		case <-ctx.Done():
+// undo takes back what all limits have charged, after one has refused or failed.
+func (g *Group) undo(ctx context.Context, results []Result) {
+	for i := range results {
+		if r := &results[i]; r.Allowed && !r.free {
+			_ = g.limiters[i].Refund(ctx, *r)
+			r.Remaining = min(r.Remaining+r.charged, r.Limit)
+			r.of, r.charged = nil, 0
 		}
 	}
-	r.Result, r.Limiter = results[i], i
-	return r
-}
-
-// returned makes r the answer of a request whose charge has gone back.
-func (r *Result) returned() {
-	r.Remaining = min(r.Remaining+r.charged, r.Limit)
-	r.of, r.charged = nil, 0
 }
 
 // Refund takes back what r was charged to every limit of the group; see [Limiter.Refund].

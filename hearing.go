@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/key"
 )
 
@@ -110,7 +109,7 @@ func (l *Limiter) reportHearingOf(shard string, why error) {
 			h.deaf = make(map[string]bool)
 		}
 		h.deaf[shard] = deaf
-		guard.Log(func() { l.hooks.Subscription(shard, why) })
+		l.hooks.Subscription(shard, why)
 	}
 }
 
@@ -151,7 +150,7 @@ func (l *Limiter) askAgain(k *key.Key) {
 		h.asking--
 		l.askMore()
 	}()
-	guard.Log(func() { _ = k.Refresh() })
+	_ = k.Refresh()
 }
 
 // Refresh makes all processes ask the function of [WithLimits] for the limit of key again, because
@@ -184,7 +183,6 @@ func (l *Limiter) publish(ctx context.Context, m backend.Message) error {
 		return &StoreError{Op: "publish", Class: backend.Rejected, Err: backend.ErrNoListener}
 	}
 	call := l.newCall(l.shardOf(m.Key), m.Key, StoreCall{Op: "publish"})
-	_, err := detached(ctx, call, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Publish(ctx, m) },
-		func(struct{}, error) {})
+	_, err := await(ctx, call, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Publish(ctx, m) }, nil)
 	return l.failed(ctx, err)
 }

@@ -63,9 +63,10 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // limits is called when a key is first seen, before each of its fetches and direct calls,
 // for a request larger than its last limit, by Check, Reset and [Limiter.Refresh], and for
 // each request of a key that is blocked, unlimited or past [WithMaxKeys]. It is called with
-// no lock held, and must be quick and safe for concurrent use. A panic of limits is raised
-// in the callers that wait for its answer. If there are none, because a fetch was ahead of
-// need, the panic is logged.
+// no lock held, and must be quick and safe for concurrent use: requests for a key wait while limits
+// runs for it. A panic of limits is not caught. In a caller's goroutine, as on a key's first
+// request, it goes up to the caller and leaves nothing charged; in one of the limiter, as before a
+// fetch, it ends the process.
 //
 // Stock is spent without asking limits. So a key that is to be blocked is served from stock
 // until limits is called for it; [Limiter.Refresh] makes all processes call it at once. From the moment when
@@ -105,8 +106,8 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They
 // are called with no lock held, from a goroutine of the call that they report, after its
-// callers were answered, so a slow hook delays nobody. A panic of a hook is logged. A hook
-// must not call Close, which waits for the hook. By default there are no hooks. Several
+// callers were answered, so a slow hook delays nobody. A panic of a hook is not caught, and ends
+// the process. A hook must not call Close, which waits for the hook. By default there are no hooks. Several
 // WithHooks add up: those of a report are called in order, such as promlimit's and sloglimit's.
 func WithHooks(h Hooks) Option {
 	return func(c *config) {
@@ -116,15 +117,14 @@ func WithHooks(h Hooks) Option {
 			c.hooks.Subscription = b
 		} else if b != nil {
 			c.hooks.Subscription = func(shard string, err error) {
-				defer b(shard, err)
 				a(shard, err)
+				b(shard, err)
 			}
 		}
 	}
 }
 
-// inTurn returns a function that calls a and b, even if a panics. If one of them is nil, it
-// is the other one.
+// inTurn returns a function that calls a and then b. If one of them is nil, it is the other one.
 func inTurn[T any](a, b func(T)) func(T) {
 	switch {
 	case a == nil:
@@ -133,8 +133,8 @@ func inTurn[T any](a, b func(T)) func(T) {
 		return a
 	}
 	return func(what T) {
-		defer b(what)
 		a(what)
+		b(what)
 	}
 }
 
@@ -172,7 +172,7 @@ type StoreCall struct {
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for; of a settle, to charge or to give back
 	Granted  int64         // tokens granted; of a settle, charged or given back
-	Err      error         // nil, a *StoreError, or a panic of the store
+	Err      error         // nil or a *StoreError
 }
 
 // validateKey refuses a key that the store would refuse.

@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +23,7 @@ import (
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
-// Stores that fail, hang, panic, lose data or answer late: circuits, failure policies, and what
+// Stores that fail, hang, lose data or answer late: circuits, failure policies, and what
 // becomes of debt.
 
 // toOpen is how many failures in a row open a shard's circuit at the most, and
@@ -998,117 +996,36 @@ func TestCloseAfterTheLengthHasChanged(t *testing.T) {
 	})
 }
 
-// stubborn is a store that answers each call after a while, whatever the context.
-type stubborn struct {
-	*testnet.Network
-	delay atomic.Int64
-}
-
-func newStubborn() *stubborn {
-	s := &stubborn{Network: testnet.Far(time.Millisecond)}
-	s.Enter = func(ctx context.Context, _ *testnet.Call) context.Context {
-		time.Sleep(time.Duration(s.delay.Load()))
-		return context.WithoutCancel(ctx)
-	}
-	return s
-}
-
 // alone are the ways in which each request of a key makes a call of its own.
 var alone = map[string]reservoir.Limit{"no room": reservoir.PerHour(100), "rolling/no room": reservoir.PerHour(100).Rolling()}
 
-// A store that does not obey its context holds no caller: after the fetch timeout and a little
-// more, the failure policy answers. What comes later goes back or, without an account, expires.
-func TestStoreThatIgnoresItsContext(t *testing.T) {
-	how := everyPolicy()
-	how["no room"] = reservoir.WithMaxKeys(0)
-	for what, policy := range map[string]reservoir.Option{"closed": failClosed, "open": reservoir.WithFailOpen(), "local": reservoir.WithFailLocal(0.5)} {
-		inBubbles(t, what, how, func(t *testing.T, name string, opt reservoir.Option) {
-			s, heard := newStubborn(), new(states)
-			l := open(t, s, reservoir.PerHour(1000), opt, policy, heard.option())
-			calls := name == "no room"
-			r, admitted := allow(t, l, "k", 10), int64(10)
-			soon := func(ask func() error) error {
-				begin := time.Now()
-				err := ask()
-				bound := 130 * time.Millisecond
-				if !calls {
-					bound *= 2 // the rest of a fetch, and the caller's own
-				}
-				require.LessOrEqual(t, time.Since(begin), bound)
-				return err
-			}
-			s.delay.Store(int64(3 * time.Second))
-			for round := range 20 {
-				err := soon(func() error {
-					r, err := l.AllowN(bg, "k", 400)
-					if r.Allowed {
-						admitted += 400
-					}
-					return err
-				})
-				var failure *reservoir.StoreError
-				switch fails := what == "closed" || what == "local" && name == "no room"; {
-				case !fails:
-					require.NoError(t, err)
-				case err != nil || round == 0: // later a fetch has ended
-					require.ErrorAs(t, err, &failure)
-				}
-				_ = soon(func() error { _, err := l.Check(bg, "k"); return err })
-				_ = soon(func() error { return l.Reset(bg, "other") })
-				_ = soon(func() error { return l.Settle(bg, r, 10) })
-				ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
-				_ = soon(func() error { return waitFor(ctx, l, "another", 1) })
-				cancel()
-			}
-			if calls {
-				require.NotEmpty(t, heard.told(), "its circuit opens")
-			}
-			s.delay.Store(0)
-			time.Sleep(10 * time.Second)
-			repair(t, l, s.Network, "k", 1)
-			time.Sleep(time.Second)
-			stats := l.Stats()
-			assert.Zero(t, stats.Unknown)
-			assert.Equal(t, stats.Spent-stats.Refunded, stats.Taken-stats.Returned-stats.Held-stats.Expired)
-			if what == "closed" && (calls || name == "direct") {
-				require.EqualValues(t, admitted+1, used(t, s, "k")+used(t, s, "another")-stats.Held-stats.Expired)
-			}
-		})
-	}
-}
-
-// What calls of one request have charged whose replies come after the fetch timeout, or after the caller has left, expires, also if
-// Close comes in between.
+// What a call of one request has charged expires if its reply comes after the caller has left, also if Close comes in between. If
+// the reply comes after the fetch timeout, nobody knows whether it was charged.
 func TestLateCallsServeNobody(t *testing.T) {
-	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {
+	for _, trip := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond} {
 		for _, closing := range []bool{false, true} {
-			inBubbles(t, fmt.Sprint(delay, "/", closing), alone, func(t *testing.T, _ string, limit reservoir.Limit) {
-				s := newStubborn()
-				l := open(t, s, limit, reservoir.WithMaxKeys(0))
+			inBubbles(t, fmt.Sprint(trip, "/", closing), alone, func(t *testing.T, _ string, limit reservoir.Limit) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, limit, reservoir.WithMaxKeys(0))
 				require.True(t, allow(t, l, "k", 5).Allowed)
-				s.delay.Store(int64(delay))
+				net.MoveTo(trip / 2)
 				for range 3 {
 					ctx, cancel := context.WithTimeout(bg, 30*time.Millisecond)
 					defer cancel()
 					_, err := l.AllowN(ctx, "k", 7)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				}
-				if delay > 100*time.Millisecond {
-					_, err := l.AllowN(bg, "k", 7)
-					require.Error(t, err)
-				}
 				if closing {
 					require.NoError(t, l.Close(bg))
 				} else {
 					time.Sleep(10 * time.Second)
 				}
+				net.MoveTo(0)
+				assert.EqualValues(t, 5+3*7, used(t, net, "k"))
 				stats := l.Stats()
-				assert.Zero(t, stats.Unknown)
-				assert.GreaterOrEqual(t, stats.Taken, int64(5+3*7))
-				free, err := s.Check(bg, "k", backend.Limit(limit))
-				require.NoError(t, err)
-				assert.Equal(t, stats.Taken, 100-free.Remaining)
-				assert.EqualValues(t, stats.Taken-5, stats.Expired)
+				assert.EqualValues(t, 5+3*7, stats.Taken+stats.Unknown)
+				assert.Equal(t, stats.Taken-5, stats.Expired)
+				assert.Equal(t, trip > 100*time.Millisecond, stats.Unknown > 0)
 			})
 		}
 	}
@@ -1135,26 +1052,29 @@ func TestRepliesAfterTheWindow(t *testing.T) {
 
 // What comes too late for callers in line, who hold no stock, goes back too.
 func TestLateGrantsOfTheLineGoBack(t *testing.T) {
-	for _, delay := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, time.Second} {
+	for _, trip := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond} {
 		for _, closing := range []bool{false, true} {
-			inBubble(t, fmt.Sprint(delay, "/", closing), func(t *testing.T) {
-				s := newStubborn()
-				l := open(t, s, reservoir.PerHour(100), reservoir.WithDirect())
+			inBubble(t, fmt.Sprint(trip, "/", closing), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
 				require.True(t, allow(t, l, "k", 5).Allowed)
-				s.delay.Store(int64(delay))
+				net.MoveTo(trip / 2)
 				ctx, cancel := context.WithTimeout(bg, 30*time.Millisecond)
 				defer cancel()
 				_, err := l.AllowN(ctx, "k", 7)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
+				time.Sleep(trip)
+				net.MoveTo(time.Millisecond)
 				if closing {
 					require.NoError(t, l.Close(bg))
 				} else {
-					time.Sleep(10 * time.Second)
+					time.Sleep(15 * time.Minute) // until the key has left
 				}
-				assert.EqualValues(t, 5, used(t, s, "k"))
+				assert.EqualValues(t, 5, used(t, net, "k"))
 				stats := l.Stats()
 				assert.Zero(t, stats.Unknown)
-				assert.EqualValues(t, 7, stats.Returned)
+				assert.Equal(t, stats.Returned, stats.Taken-5)
+				assert.Equal(t, trip < 100*time.Millisecond, stats.Returned == 7, "its reply has come")
 			})
 		}
 	}
@@ -1164,9 +1084,8 @@ func TestLateGrantsOfTheLineGoBack(t *testing.T) {
 // answers.
 func TestAnswersThatAreAlwaysLate(t *testing.T) {
 	inBubbles(t, "", alone, func(t *testing.T, _ string, limit reservoir.Limit) {
-		s, heard := newStubborn(), new(states)
-		l := open(t, s, limit, reservoir.WithMaxKeys(0), heard.option())
-		s.delay.Store(int64(150 * time.Millisecond))
+		net, heard := testnet.Far(75*time.Millisecond), new(states)
+		l := open(t, net, limit, reservoir.WithMaxKeys(0), heard.option())
 		for range 20 {
 			ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
 			_, err := l.Allow(ctx, "k")
@@ -1231,232 +1150,43 @@ func TestReturnsAfterDataLoss(t *testing.T) {
 	}
 }
 
-// logged has what the standard logger wrote during a test.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), what)
-}
-
-func recordLog(t *testing.T) *logged {
-	l, before := new(logged), log.Writer()
-	log.SetOutput(l)
-	t.Cleanup(func() { log.SetOutput(before) })
-	return l
-}
-
-// bomb panics, or ends the goroutine, after some time, while it is armed, and counts how often.
-type bomb struct {
-	armed atomic.Bool
-	exits bool
-	delay time.Duration
-	went  atomic.Int64
-}
-
-func (b *bomb) tick() {
-	if !b.armed.Load() {
-		return
-	}
-	time.Sleep(b.delay)
-	b.went.Add(1)
-	if b.exits {
-		runtime.Goexit()
-	}
-	panic("a user's bug")
-}
-
-// requireLogged checks that the log names each panic that no caller got, and no other.
-func (b *bomb) requireLogged(t *testing.T, text *logged, raised int64) {
-	t.Helper()
-	synctest.Wait()
-	what := "panic: a user's bug"
-	if b.exits {
-		what = "runtime.Goexit"
-	}
-	require.Positive(t, b.went.Load())
-	require.EqualValues(t, b.went.Load()-raised, text.count(what))
-}
-
-// exploding is net, whose calls of op are b.
-func exploding(net *testnet.Network, op string, b *bomb) *testnet.Network {
-	net.Enter = func(ctx context.Context, c *testnet.Call) context.Context {
-		if c.Op == op {
-			b.tick()
-		}
-		return ctx
-	}
-	return net
-}
-
-func TestPanics(t *testing.T) {
-	for where, f := range map[string]testnet.Fault{
-		"StoreCall": testnet.Panic, "ShardState": testnet.Panic, "Shard": testnet.Panic, "limits": testnet.Panic,
-		"sync": testnet.Panic, "check": testnet.Panic, "sync exits": testnet.Exit, "check exits": testnet.Exit,
-	} {
-		inBubbles(t, where, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			var on atomic.Bool
-			mayPanic := func(here string) {
-				if where == here && on.Load() {
-					panic(here)
-				}
+// A panic of the function of WithLimits in a caller's goroutine, which a server may recover from, goes up to
+// the caller. It leaves nothing locked, counted or charged.
+func TestPanicsOfLimits(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+		var panics atomic.Bool
+		net := testnet.Far(time.Millisecond)
+		limits := reservoir.WithLimits(func(key string) reservoir.Limit {
+			if key != "other" && panics.Load() {
+				panic("a user's bug")
 			}
-			limit := reservoir.PerMinute(1000)
-			op, _, _ := strings.Cut(where, " ")
-			net := testnet.Far(time.Millisecond)
-			l := open(t, sharded{net, func() string { mayPanic("Shard"); return "" }}, limit, opt,
-				reservoir.WithHooks(reservoir.Hooks{
-					StoreCall:  func(reservoir.StoreCall) { mayPanic("StoreCall") },
-					ShardState: func(reservoir.ShardState) { mayPanic("ShardState") },
-				}),
-				reservoir.WithLimits(func(string) reservoir.Limit { mayPanic("limits"); return limit }))
-			before := allow(t, l, "k", 3)
-			on.Store(true)
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				switch op {
-				case c.Op:
-					return f
-				case "ShardState":
-					return testnet.LoseRequest
-				}
-				return testnet.Fine
-			})
-			for i := range 12 {
-				short, cancel := context.WithTimeout(bg, 5*time.Second)
-				begin := time.Now()
-				_ = survives(func() error { _, err := l.AllowN(short, "k", int64(1+i*13)); return err })
-				_ = survives(func() error { _, err := l.Allow(short, fmt.Sprint(i)); return err })
-				_ = survives(func() error { _, err := l.Check(short, "k"); return err })
-				assert.Less(t, time.Since(begin), time.Second)
-				cancel()
-			}
-			_ = survives(func() error { return l.Refund(bg, before) })
-			synctest.Wait()
-			if op == "sync" || op == "check" {
-				require.Positive(t, net.Happened(f))
-			}
-			on.Store(false)
-			repair(t, l, net, "k", 1)
-			time.Sleep(toClose)
-			assert.True(t, allow(t, l, "new", 1).Allowed)
-			long, cancel := context.WithTimeout(bg, 3*time.Minute)
-			defer cancel()
-			require.NoError(t, waitFor(long, l, "k", 900))
-			require.NoError(t, l.Close(long))
+			return reservoir.PerHour(100)
 		})
-	}
-}
-
-func TestPanicsThatNobodyGets(t *testing.T) {
-	type act func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) (raised int64)
-	background := func(t *testing.T, l *reservoir.Limiter, _ *testnet.Network, b *bomb) (raised int64) {
-		for range 500 {
-			if survives(func() error { _, err := l.Allow(bg, "k"); return err }) != nil {
-				raised++
-			}
-			time.Sleep(10 * time.Millisecond)
+		other, l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithName("other"), patient), open(t, net, reservoir.PerHour(100), opt, limits, patient)
+		allow(t, l, "k", 10)
+		allow(t, other, "k", 3)
+		panics.Store(true)
+		asks := map[string]func(){
+			"a new key":       func() { _, _ = l.Allow(bg, "new") },
+			"a Wait":          func() { _, _ = l.Wait(bg, "new") },
+			"above the limit": func() { _, _ = l.AllowN(bg, "k", 1000) },
+			"Check":           func() { _, _ = l.Check(bg, "k") },
+			"Reset":           func() { _ = l.Reset(bg, "k") },
+			"Refresh":         func() { _ = l.Refresh(bg, "k") },
+			"a group":         func() { _, _ = reservoir.NewGroup(other, l).Allow(bg, "k", "new") },
+			"a group's Wait":  func() { _, _ = reservoir.NewGroup(l, other, l).Wait(bg, "other", "k", "new") },
+			"a free limit":    func() { _, _ = reservoir.NewGroup(other, l).AllowEach(bg, []int64{1, 0}, "k", "new") },
 		}
-		require.Greater(t, b.went.Load(), raised, "none was in the background")
-		return raised
-	}
-	leaves := func(delay time.Duration, call func(ctx context.Context, l *reservoir.Limiter) error) act {
-		return func(t *testing.T, l *reservoir.Limiter, _ *testnet.Network, b *bomb) (raised int64) {
-			b.delay = delay
-			for range 30 {
-				ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
-				err := survives(func() error { return call(ctx, l) })
-				require.Error(t, err)
-				if strings.Contains(err.Error(), "bug") {
-					raised++
-				}
-				cancel()
-				time.Sleep(time.Second)
-			}
-			return raised
+		for ask, f := range asks {
+			assert.PanicsWithValue(t, "a user's bug", f, ask)
 		}
-	}
-	ask := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Allow(ctx, "new"); return err }
-	check := func(ctx context.Context, l *reservoir.Limiter) error { _, err := l.Check(ctx, "k"); return err }
-	reset := func(ctx context.Context, l *reservoir.Limiter) error { return l.Reset(ctx, "k") }
-	noRoom, batches := reservoir.WithMaxKeys(0), reservoir.WithFixedBatch(64)
-	for what, c := range map[string]struct {
-		op  string
-		opt reservoir.Option
-		act
-	}{
-		"limits": {"limits", batches, background}, "sync": {"sync", batches, background},
-		"sync for nobody": {"sync", batches, leaves(20*time.Millisecond, ask)}, "at this moment": {"sync", batches, leaves(10*time.Millisecond, ask)},
-		"sync without an account": {"sync", noRoom, leaves(20*time.Millisecond, ask)},
-		"check":                   {"check", batches, leaves(20*time.Millisecond, check)}, "reset": {"reset", batches, leaves(20*time.Millisecond, reset)},
-		"probe": {"sync", batches, func(t *testing.T, l *reservoir.Limiter, net *testnet.Network, b *bomb) int64 {
-			b.armed.Store(false)
-			breakdown(t, l, net, testnet.LoseRequest)
-			b.armed.Store(true)
-			time.Sleep(5 * time.Second)
-			return 0
-		}},
-		"idle": {"sync", reservoir.WithIdle(time.Second), func(*testing.T, *reservoir.Limiter, *testnet.Network, *bomb) int64 {
-			time.Sleep(10 * time.Second)
-			return 0
-		}},
-		"close": {"sync", batches, func(_ *testing.T, l *reservoir.Limiter, _ *testnet.Network, _ *bomb) int64 {
-			_ = l.Close(bg)
-			return 0
-		}},
-	} {
-		for _, exits := range []bool{false, true} {
-			if exits && c.op == "sync" { // a failure of the store, for which its circuit opens
-				continue
-			}
-			inBubble(t, fmt.Sprintf("%s/exits=%t", what, exits), func(t *testing.T) {
-				text, b, net, limit := recordLog(t), &bomb{exits: exits}, testnet.Far(time.Millisecond), reservoir.PerMinute(1000)
-				l := open(t, exploding(net, c.op, b), limit, c.opt, reservoir.WithLimits(func(string) reservoir.Limit {
-					if c.op == "limits" {
-						b.tick()
-					}
-					return limit
-				}))
-				for range 300 {
-					allow(t, l, "k", 1)
-					time.Sleep(10 * time.Millisecond)
-				}
-				b.armed.Store(true)
-				raised := c.act(t, l, net, b)
-				b.armed.Store(false)
-				synctest.Wait()
-				b.requireLogged(t, text, raised)
-			})
+		panics.Store(false)
+		for _, key := range []string{"new", "k"} {
+			require.NoError(t, waitFor(bg, l, key, 7))
 		}
-	}
-}
-
-// Two limits of a group panic in one request: the caller gets one of the panics, and the log the
-// other. A function of WithLimits that ends its goroutine made no decision.
-func TestPanicsOfAGroup(t *testing.T) {
-	inBubbles(t, "", map[string]bool{"panics": false, "exits": true}, func(t *testing.T, _ string, exits bool) {
-		text, b := recordLog(t), &bomb{exits: exits}
-		limits := reservoir.WithLimits(func(string) reservoir.Limit { b.tick(); return reservoir.PerMinute(10) })
-		g := reservoir.NewGroup(
-			open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits), open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(10), limits))
-		b.armed.Store(true)
-		require.Error(t, survives(func() error { _, err := g.Allow(bg, "a", "b"); return err }))
-		b.armed.Store(false)
-		require.EqualValues(t, 2, b.went.Load())
-		if !exits {
-			b.requireLogged(t, text, 1)
-		}
-		r, err := g.Allow(bg, "a", "b")
-		require.NoError(t, err)
-		assert.True(t, r.Allowed)
+		require.NoError(t, l.Close(bg))
+		require.NoError(t, other.Close(bg))
+		assert.EqualValues(t, 17+7, l.Stats().Spent-l.Stats().Refunded)
+		assert.EqualValues(t, 3, other.Stats().Spent-other.Stats().Refunded, "no group was served")
 	})
 }

@@ -521,22 +521,6 @@ func TestSettleByACallFails(t *testing.T) {
 	}
 }
 
-// What is settled by a call is Overdrawn, as far as anybody knows, if the store panics or ends the goroutine.
-func TestSettleByACallPanics(t *testing.T) {
-	for name, opt := range withoutAccount() {
-		inBubbles(t, name, map[string]testnet.Fault{"panic": testnet.Panic, "exit": testnet.Exit}, func(t *testing.T, _ string, f testnet.Fault) {
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(100), opt)
-			r := allow(t, l, "k", 50)
-			time.Sleep(10 * time.Second)
-			net.Always(f)
-			_ = survives(func() error { return l.Settle(bg, r, 70) })
-			assert.EqualValues(t, 20, l.Stats().Overdrawn)
-			balance(t, l)
-		})
-	}
-}
-
 // The client that has left is why many a request is settled: a context that has ended is no
 // reason not to.
 func TestSettleAfterTheContextHasEnded(t *testing.T) {

@@ -33,8 +33,9 @@ import (
 
 // Store is an exact counter of fixed windows, with a ledger of what each client was granted.
 //
-// All methods are safe for concurrent use. Each returns soon after its context ends, even
-// if the connection does not react to that; only a Detached statement may take longer. A
+// All methods are safe for concurrent use. Each must return soon after its context ends, even
+// if the connection does not react to that, because a limiter has no other way to end a call: if
+// one does not return, callers without stock of its key wait until their own contexts end, and so does Close. A
 // call that is still queued at its context's deadline is never made. Requests are checked
 // before anything is sent, and the error about a faulty one wraps [ErrKey], [ErrLimit] or
 // [ErrTokens]. Every other failure is an *[Error], which says whether the call may have
@@ -113,7 +114,7 @@ type Statement struct {
 	Rolling
 
 	// Detached says that the call's context ends only at its deadline, because the caller
-	// stops waiting by other means. The store may then return some seconds later than that.
+	// stops waiting by other means. So the store need not watch for a cancellation.
 	Detached bool
 }
 

@@ -22,7 +22,8 @@ type Listener interface {
 	// so it must return soon. Listen does no I/O itself.
 	Listen(process string, hear func(Message)) Subscription
 
-	// Publish sends a message to every process that listens.
+	// Publish sends a message to every process that listens. It returns soon after its
+	// context ends.
 	Publish(ctx context.Context, m Message) error
 }
 

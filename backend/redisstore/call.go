@@ -18,7 +18,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 	"github.com/go-reservoir/reservoir/lua"
@@ -97,7 +96,7 @@ type call struct {
 	done   chan struct{}
 	cmd    command
 	reply  []int64
-	err    error // or a panic of a go-redis hook, which is raised again in the caller
+	err    error
 }
 
 // States of a call. It becomes written when go-redis begins to encode it. If it fails
@@ -229,17 +228,15 @@ func (c *call) dropped() bool {
 	return true
 }
 
-// complete reports the outcome to the caller, once, and returns whether the caller gets it.
-func (c *call) complete() (heard bool) {
+// complete reports the outcome to the caller, once.
+func (c *call) complete() {
 	switch c.state.Swap(answered) {
 	case answered:
-		return false
+		return
 	case waiting, written:
 		c.done <- struct{}{} // never blocks: there is room for one
-		heard = true
 	}
 	c.calls.End()
-	return heard
 }
 
 // await sends the call through g and returns when it has the outcome or the context
@@ -258,7 +255,7 @@ func (c *call) await(g *group) ([]int64, error) {
 		}
 		<-c.done
 	}
-	return c.reply, guard.Raise(c.err)
+	return c.reply, c.err
 }
 
 // pause is about how long the store waits before it repeats a call.

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // A group sends the calls to one server in shared pipelines (a group commit):
@@ -47,7 +45,6 @@ const (
 
 // submit sends c now, or queues it. If the call is detached and the server near, the
 // caller's goroutine makes it: two goroutine switches take as long as the network.
-// Such a call may return late; see detach.
 func (g *group) submit(c *call) {
 	g.mu.Lock()
 	g.earned = min(g.earned+1, mostSaved)
@@ -104,21 +101,15 @@ func (g *group) next() []*call {
 	return batch
 }
 
-// run sends the calls, then those queued meanwhile, until the queue is empty. A panic of
-// a go-redis hook is raised in the callers, and logged if all have left.
+// run sends the calls, then those queued meanwhile, until the queue is empty. A panic of a
+// go-redis hook is not caught. In the goroutine of a caller it may be, so run leaves nothing
+// in flight.
 func (g *group) run(batch []*call) {
 	defer func() {
 		if len(batch) > 0 { // a panic, or runtime.Goexit
-			err, heard := errCrashed, false
-			if panicked := recover(); panicked != nil {
-				err = guard.Recovered(panicked)
-			}
 			for _, c := range batch {
-				c.err = err
-				heard = c.complete() || heard
-			}
-			if !heard {
-				guard.Unheard(err)
+				c.err = errCrashed
+				c.complete()
 			}
 			go g.run(g.next())
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -240,34 +241,35 @@ func TestCloseWaits(t *testing.T) {
 	require.NoError(t, x.client.Ping(t.Context()).Err(), "the client is not the store's")
 }
 
-// TestLoadPanics: a hook that panics while a script is loaded is seen by those who
-// need the script, and by nobody else of their pipeline.
-func TestLoadPanics(t *testing.T) {
+// TestLoadExits: a hook that ends its goroutine while a script is loaded fails the calls of those who
+// need the script, and of nobody else of their pipeline.
+func TestLoadExits(t *testing.T) {
 	const n = 10
 	x := newCrowd(t)
 	x.jam(t.Context(), x.allowed)
 	x.queue(t.Context(), "k", n, x.allowed)
 	for i := range n {
 		x.wg.Go(func() {
-			assert.PanicsWithValue(t, "at EVAL", func() { _, _ = x.Check(t.Context(), fmt.Sprint("c", i), limit10) })
+			_, err := x.Check(t.Context(), fmt.Sprint("c", i), limit10)
+			assert.ErrorIs(t, err, errCrashed)
 		})
 	}
 	x.await(func() bool { w, _ := queued(x.whole); return w == 2*n })
 	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
 	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), syncScript.source).Err())
-	x.client.AddHook(panics{})
+	x.client.AddHook(exits{})
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	x.settled()
 }
 
-// panics is a hook with a bug.
-type panics struct{ sees }
+// exits is a hook with a bug.
+type exits struct{ sees }
 
-func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (exits) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if strings.HasPrefix(cmds[0].Name(), "eval_ro") {
-			panic("at EVAL")
+			runtime.Goexit()
 		}
 		return next(ctx, cmds)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/mailbox"
 )
 
@@ -235,12 +234,10 @@ func (e *ears) test(ctx context.Context, process string) {
 	defer e.store.calls.End()
 	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
-	guard.Log(func() {
-		anyKey := rand.Text() // another one each time, because in a cluster its node may be away
-		if err := e.store.hello(ctx, e.store.client, anyKey, process); err != nil {
-			e.set(process, err)
-		}
-	})
+	anyKey := rand.Text() // another one each time, because in a cluster its node may be away
+	if err := e.store.hello(ctx, e.store.client, anyKey, process); err != nil {
+		e.set(process, err)
+	}
 }
 
 // hello sends a process a message of kind Hearing, by a script. The script does not use the key, but
@@ -271,8 +268,7 @@ func (e *ears) set(process string, why error) {
 	}
 }
 
-// Publish implements backend.Listener with one PUBLISH. The client's timeouts bound it, also
-// if ctx is cancelled.
+// Publish implements backend.Listener with one PUBLISH.
 func (s *Store) Publish(ctx context.Context, m backend.Message) error {
 	if err := backend.ValidateKey(m.Key); err != nil {
 		return err
@@ -285,7 +281,18 @@ func (s *Store) Publish(ctx context.Context, m backend.Message) error {
 	if m.Counter != "" {
 		text += ":" + m.Counter
 	}
-	return s.reading("publish", s.client.Publish(ctx, s.channel(""), text).Err())
+	s.calls.Add()
+	end := make(chan error, 1)
+	go func() {
+		defer s.calls.End()
+		end <- s.client.Publish(ctx, s.channel(""), text).Err()
+	}()
+	select {
+	case err := <-end:
+		return s.reading("publish", err)
+	case <-ctx.Done(): // go-redis does not interrupt a read
+		return s.reading("publish", ctx.Err())
+	}
 }
 
 // channel is where a process gets its messages, or "" all.

@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"log"
 	"runtime"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -54,105 +54,46 @@ func (b *bug) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	}
 }
 
-// TestHookPanics: every caller of a pipeline sees what a hook of go-redis panicked
-// with, whoever's goroutine it was in; then calls are served as before.
+// TestHookPanics: what a hook of go-redis panics with goes up to a caller in whose goroutine it
+// runs, and leaves nothing in flight.
 func TestHookPanics(t *testing.T) {
-	const callers = 50
-	for name, do := range map[string]func(){
-		"panic":  func() { panic("a hook's bug") },
-		"Goexit": runtime.Goexit,
-	} {
-		t.Run(name, func(t *testing.T) {
-			hook := new(bug)
-			client := redistest.Start(t).Client(unhurried)
-			client.AddHook(hook)
-			s := redisstore.New(client)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it can be cancelled: not the caller's own goroutine
-			defer cancel()
-			call := func() (panicked any, err error) {
-				defer func() { panicked = recover() }()
-				_, err = charge(ctx, s, "k", millions, 1)
-				return nil, err
-			}
-			_, err := call()
-			require.NoError(t, err)
-			hook.set(do)
-			var wg sync.WaitGroup
-			for range callers {
-				wg.Go(func() {
-					panicked, err := call()
-					if name == "panic" {
-						assert.Equal(t, "a hook's bug", panicked)
-						return
-					}
-					assert.Error(t, err)
-				})
-			}
-			wg.Wait()
-			hook.set(nil)
-			for range callers {
-				wg.Go(func() {
-					panicked, err := call()
-					assert.Nil(t, panicked)
-					assert.NoError(t, err)
-				})
-			}
-			wg.Wait()
-		})
-	}
-}
-
-// TestHookPanicsUnheard: what a hook of go-redis panics with after its caller has left is
-// logged, once.
-func TestHookPanicsUnheard(t *testing.T) {
-	lines := make(chan string, 10)
-	defer log.SetOutput(log.Writer())
-	log.SetOutput(written(lines))
-	server := redistest.Start(t)
-	hook, client := new(bug), server.Client(unhurried)
+	hook, client := new(bug), redistest.Start(t).Client(unhurried)
 	client.AddHook(hook)
 	s := redisstore.New(client)
-	require.NoError(t, takeWithin(s, "k", 10*time.Second))
-	ctx, leave := context.WithCancel(t.Context())
-	left := make(chan struct{})
-	hook.set(func() {
-		leave()
-		<-left
-		panic("a hook's bug")
-	})
-	_, err := charge(ctx, s, "k", millions, 1)
-	close(left)
-	require.ErrorIs(t, err, context.Canceled)
-	assert.Contains(t, <-lines, "panic: a hook's bug")
-	require.NoError(t, s.Close())
-	assert.Empty(t, lines)
-}
-
-// written has what was written to it, one element for each Write.
-type written chan string
-
-func (w written) Write(p []byte) (int, error) {
-	w <- string(p)
-	return len(p), nil
-}
-
-// TestHookPanicsOnCluster: no hook runs where nobody could catch its panic. It would end
-// this process.
-func TestHookPanicsOnCluster(t *testing.T) {
-	t.Parallel()
-	hook := new(bug)
-	client := redistest.StartCluster(t, 3, 0).Client(documentedCluster)
-	client.OnNewNode(func(node *redis.Client) { node.AddHook(hook) })
-	s := redisstore.New(client)
-	for range 2 { // by the cluster's client, then by the node's
-		require.Eventually(t, func() bool { return takeWithin(s, "k", 10*time.Second) == nil }, 10*time.Second, time.Millisecond)
+	call := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		_, err := s.Sync(ctx, backend.Statement{Key: "k", Limit: millions, Need: 1, Detached: true})
+		return err
 	}
+	require.NoError(t, call())
 	hook.set(func() { panic("a hook's bug") })
-	for range 3 {
-		require.PanicsWithValue(t, "a hook's bug", func() { _ = takeWithin(s, "k", 10*time.Second) })
+	for range 10 {
+		require.PanicsWithValue(t, "a hook's bug", func() { _ = call() })
+		hook.set(nil)
+		require.NoError(t, call())
+		hook.set(func() { panic("a hook's bug") })
 	}
-	require.PanicsWithValue(t, "a hook's bug", func() { _, _ = s.Inspect(t.Context(), "k") })
-	require.PanicsWithValue(t, "a hook's bug", func() { _ = s.Verify(t.Context()) })
+	require.NoError(t, s.Close())
+}
+
+// TestHookExits: a hook of go-redis that ends its goroutine fails the calls of that pipeline.
+// Then calls are served as before.
+func TestHookExits(t *testing.T) {
+	const callers = 50
+	hook, client := new(bug), redistest.Start(t).Client(unhurried)
+	client.AddHook(hook)
+	s := redisstore.New(client)
+	all := func(check func(error)) {
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() { check(takeWithin(s, "k", 20*time.Second)) })
+		}
+		wg.Wait()
+	}
+	hook.set(runtime.Goexit)
+	all(func(err error) { assert.ErrorContains(t, err, "ended the call") })
 	hook.set(nil)
-	require.NoError(t, takeWithin(s, "k", 10*time.Second))
+	all(func(err error) { assert.NoError(t, err) })
+	require.NoError(t, s.Close())
 }

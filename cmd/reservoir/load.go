@@ -20,7 +20,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
-	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 type load struct {
@@ -323,7 +322,7 @@ func late(err error) bool {
 		error
 		Timeout() bool
 	}](err) // of a context, or of the network
-	return errors.Is(err, key.ErrSilent) || ok && timeout.Timeout()
+	return ok && timeout.Timeout()
 }
 
 // machine describes this machine, because a busy one looks like a slow store.

@@ -17,7 +17,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
-	"github.com/go-reservoir/reservoir/internal/key"
 )
 
 // requireBalance checks what holds of every report.
@@ -169,7 +168,6 @@ func (s silent) Sync(ctx context.Context, _ backend.Statement) (backend.Reply, e
 func TestLoadNamesTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for store, want := range map[backend.Store]string{
-			refusing{memstore.New(), backend.Unknown, key.ErrSilent}: `(?m)^machine `,
 			silent{memstore.New()}: `(?m)^machine +\d+ cores?(, load [\d.]+)?: if it is busy, `,
 			refusing{memstore.New(), backend.Rejected, errors.New("no")}: "",
 			memstore.New(): "",

@@ -63,7 +63,6 @@ var (
 // The causes of a backend.Error that no store returns.
 var (
 	errOpen    = errors.New("the circuit is open") // joined with the cause of the failure that opened it
-	ErrSilent  = errors.New("no answer within the fetch timeout")
 	ErrTooSlow = errors.New("replies take longer than the window")
 	errAstray  = errors.New("the store's clock and the calendar's period do not agree")
 	errRepeats = errors.New("the network repeats each call, and brings the second reply")

@@ -62,7 +62,7 @@ type Caller interface {
 	Hears(stored string) bool
 
 	// Limit asks for the limit that a key has now. It calls a function of the user's,
-	// which may block or panic.
+	// which may block.
 	Limit(key string) (backend.Limit, error)
 
 	// Send sends the fetch under the timeout, in a goroutine of its own, and then calls

@@ -179,11 +179,10 @@ func (k *Key) policyOrError(n int64, stay bool, now int64, err error) Verdict {
 	return v
 }
 
-// answer answers the callers in line up to last by the failure policy, and returns how many
-// these are. Callers that stay until they are served wait on, unless the policy admits
+// answer answers the callers in line up to last by the failure policy. Callers that stay until they are served wait on, unless the policy admits
 // them or an operator must act. Those who wait on are looked at again when the policy has
 // more tokens than then.
-func (k *Key) answer(last uint64, now int64, err error) (answered int) {
+func (k *Key) answer(last uint64, now int64, err error) {
 	line, q := k.queue.callers(), k.queue
 	var asked uint64
 	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && q.asked > 0 {
@@ -198,7 +197,6 @@ func (k *Key) answer(last uint64, now int64, err error) (answered int) {
 		}
 		if v, decided := k.policy(c.N, c.Stays, now, err); decided {
 			line.Notify(c, outcome{Verdict: v})
-			answered++
 		} else {
 			waits = true
 		}
@@ -207,5 +205,4 @@ func (k *Key) answer(last uint64, now int64, err error) (answered int) {
 		q.asked = last
 		_, q.policyLeft = k.budget(now)
 	}
-	return answered
 }

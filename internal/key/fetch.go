@@ -188,7 +188,7 @@ func (f *Fetch) relimit() {
 func (f *Fetch) Begin() error {
 	if f.k.env.Varies() && !f.Req.Leaving {
 		f.bound(slots.Unused)
-		if _, err := f.k.AskLimit(f); err != nil { // it may block or panic
+		if _, err := f.k.AskLimit(f); err != nil { // it may block
 			return err
 		}
 	}
@@ -204,15 +204,15 @@ type Trip struct {
 }
 
 // End applies the reply to f, or the error of its call, and serves the line. It returns the
-// error of f, and whether a caller has got it.
-func (f *Fetch) End(c Trip, reply backend.Reply, err error) (_ error, received bool) {
+// error of f.
+func (f *Fetch) End(c Trip, reply backend.Reply, err error) error {
 	k := f.k
 	var idle bool
 	k.event(func(now int64) effect {
 		k.queue.fetch = nil
 		switch {
 		case err != nil:
-			received = f.failed(now, err) > 0
+			f.failed(now, err)
 		case k.phase == phaseRetired:
 			k.env.Counts.Expire(reply.Grant)
 		case reply.Void: // a copy of this statement was there before; the next one states the account again
@@ -235,7 +235,7 @@ func (f *Fetch) End(c Trip, reply backend.Reply, err error) (_ error, received b
 		case reply.Astray: // nothing was done; the next one goes by the store's clock
 			if k.usage().astray++; k.use.astray == MaxAstray {
 				k.use.astray, err = 0, ErrorAstray()
-				received = f.failed(now, err) > 0
+				f.failed(now, err)
 			}
 		default:
 			if k.use != nil {
@@ -260,13 +260,13 @@ func (f *Fetch) End(c Trip, reply backend.Reply, err error) (_ error, received b
 		k.Retire(true)
 	}
 	f.freeSlot(c, err)
-	return err, received
+	return err
 }
 
 // failed answers callers after f has failed. If f has timed out, it also answers the
 // callers that came while f was in flight, because they have waited long enough. Otherwise
 // they get a fetch of their own.
-func (f *Fetch) failed(now int64, err error) (answered int) {
+func (f *Fetch) failed(now int64, err error) {
 	k, last := f.k, f.last
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.env.Timeout) {
@@ -283,7 +283,7 @@ func (f *Fetch) failed(now int64, err error) (answered int) {
 		longest = min(max(longest, k.Limit().Window/chargePart), time.Minute)
 	}
 	u.backOff(now, longest)
-	return k.answer(last, now, err)
+	k.answer(last, now, err)
 }
 
 // countUnserved counts fetches in a row that served none of their callers, because the reply was

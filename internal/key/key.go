@@ -23,7 +23,7 @@ import (
 )
 
 // Key is one key. Exported methods are safe for concurrent use. These, event and update, and
-// what a caller does on its way through the line (decide, await, giveUp, cancel) take the lock
+// what a caller does on its way through the line (decide, await, cancel) take the lock
 // if they need it; all other methods are parts of an event and need it.
 //
 // A limiter may have a million keys, most of them seen once, so fields that only some keys
@@ -358,7 +358,8 @@ const (
 	refreshPart = 50  // before the end, to read the end once more
 	spreadPart  = 200 // over which processes spread their calls at the reset
 	spreadMax   = 5 * time.Millisecond
-	worthOne    = 0.1 // expected waiting callers above which a refresh is worth a call
+	worthOne    = 0.1                   // expected waiting callers above which a refresh is worth a call
+	probeTime   = 20 * time.Millisecond // after which a probe has mostly shown whether the store is back
 )
 
 // facts returns all facts of the key except those of its surplus. It changes nothing.
@@ -373,7 +374,7 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
 	}
 	if f.Open {
-		f.Ask = max(k.shard.NextProbe(), now) + int64(Slack)
+		f.Ask = max(k.shard.NextProbe(), now) + int64(probeTime)
 	}
 	u := k.use
 	if u != nil {

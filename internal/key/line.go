@@ -5,10 +5,8 @@ import (
 	"math"
 	"time"
 
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
-	"github.com/go-reservoir/reservoir/internal/guard"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
@@ -171,47 +169,17 @@ func (k *Key) fromMemory(n int64, stay bool, now int64) (a Answer, did effect, d
 	return k.refuse(w, now, Local), did, true
 }
 
-// await waits for the outcome of w until ctx ends. The fetch that w waits for ends by its
-// own timeout, and so does the fetch before; the timer is only for a store that does not
-// return.
+// await waits for the outcome of w until ctx ends. The fetch that w waits for ends by its own
+// timeout, and so does the fetch before, because a store returns soon after its context's end.
 func (k *Key) await(ctx context.Context, w *waiter) Verdict {
 	defer k.env.waiters.Put(w)
-	var timeout <-chan time.Time
-	if !w.Stays {
-		timeout = w.After(k.env.Timeout + Slack)
-		defer w.Timer.Stop()
+	select {
+	case <-w.Ready:
+		return w.Outcome.Verdict
+	case <-ctx.Done():
+		k.cancel(w)
+		return Verdict{Err: ctx.Err()}
 	}
-	for {
-		select {
-		case <-w.Ready:
-			_ = guard.Raise(w.Outcome.Err)
-			return w.Outcome.Verdict
-		case <-ctx.Done():
-			k.cancel(w)
-			_ = guard.Raise(w.Outcome.Err) // a panic that came meanwhile, which nobody else may get
-			return Verdict{Err: ctx.Err()}
-		case <-timeout:
-			w.Timer.Reset(k.giveUp())
-		}
-	}
-}
-
-// giveUp answers the callers in line if the fetch in flight is late, and returns how long the
-// others may wait before that is looked at again.
-func (k *Key) giveUp() (again time.Duration) {
-	k.event(func(now int64) effect {
-		again = k.env.Timeout
-		if !k.queue.inFlight() {
-			return unchanged
-		}
-		if left := time.Duration(k.queue.fetch.ordered-now) + k.env.Timeout + Slack; left > 0 {
-			again = left
-		} else {
-			k.answer(k.queue.line.Last(), now, &backend.Error{Op: "sync", Class: backend.Unknown, Err: ErrSilent})
-		}
-		return unchanged
-	})
-	return again
 }
 
 // cancel takes w out of the line for a caller whose context has ended. Tokens that w got

@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/guard"
 )
 
 // most is how many messages wait in a box. Later ones are lost.
@@ -97,7 +96,7 @@ func (o *Office) deliver(b *box) {
 			return
 		}
 		for _, m := range list {
-			guard.Log(func() { b.hear(m) })
+			b.hear(m)
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -123,8 +122,6 @@ var (
 	Hang        = Fault{kind: "hung"}
 	ArriveLate  = Fault{kind: "late"}
 	Repeat      = Fault{kind: "repeated"} // the reply is the second one's
-	Panic       = Fault{kind: "panic"}    // the store panics instead of sending
-	Exit        = Fault{kind: "exit"}     // the store ends its goroutine instead of sending
 	Hold        = Fault{kind: "held"}     // the test moves the call, see Pick
 	Refuse      = Answer(backend.Unavailable, "LOADING", false)
 	Reject      = Answer(backend.Rejected, "WRONGPASS", false)
@@ -269,10 +266,6 @@ func (p *port) carry(ctx context.Context, c *Call) error {
 	defer n.end()
 	unknown := func(cause error) error { return &backend.Error{Op: c.Op, Class: backend.Unknown, Err: cause} }
 	switch f {
-	case Panic:
-		panic("the store panics")
-	case Exit:
-		runtime.Goexit()
 	case Hold:
 		return p.await(ctx, c)
 	case Hang, ArriveLate:

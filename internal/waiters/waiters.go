@@ -14,7 +14,6 @@ import (
 	"math"
 	"math/bits"
 	"sync"
-	"time"
 )
 
 // Waiter is one caller in line. Each has a channel of its own instead of one condition
@@ -26,7 +25,6 @@ type Waiter[R any] struct {
 	Deadline int64         // of a waiter that stays, in the owner's time; 0 = none
 	Ready    chan struct{} // holds an element when Outcome is there
 	Outcome  R
-	Timer    *time.Timer // of After; nil before the first
 
 	seq        uint64
 	in         *list[R] // nil if it is in no line
@@ -38,16 +36,6 @@ func (w *Waiter[R]) Done() bool { return w.in == nil }
 
 // Seq is the waiter's sequence number in its line; it grows.
 func (w *Waiter[R]) Seq() uint64 { return w.seq }
-
-// After starts the waiter's timer and returns its channel.
-func (w *Waiter[R]) After(d time.Duration) <-chan time.Time {
-	if w.Timer == nil {
-		w.Timer = time.NewTimer(d)
-	} else {
-		w.Timer.Reset(d)
-	}
-	return w.Timer.C
-}
 
 // Line is the waiters of one key. The zero Line is empty, and must not be copied later.
 //
@@ -360,6 +348,6 @@ func (p *Pool[R]) Put(w *Waiter[R]) {
 	case <-w.Ready: // its outcome came after the caller had left
 	default:
 	}
-	*w = Waiter[R]{Ready: w.Ready, Timer: w.Timer}
+	*w = Waiter[R]{Ready: w.Ready}
 	p.free.Put(w)
 }

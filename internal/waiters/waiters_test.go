@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -229,22 +228,9 @@ func TestWakeUp(t *testing.T) {
 		l.pool.Put(w)
 		w = l.pool.Get(1, false)
 		require.Empty(t, w.Ready)
-		require.Equal(t, Waiter[string]{N: 1, Ready: w.Ready, Timer: w.Timer}, *w)
+		require.Equal(t, Waiter[string]{N: 1, Ready: w.Ready}, *w)
 		l.pool.Put(w)
 	}
-}
-
-// TestAfter: one timer serves a waiter for all its waits.
-func TestAfter(t *testing.T) {
-	var p Pool[string]
-	w := p.Get(1, false)
-	<-w.After(time.Millisecond)
-	timer := w.Timer
-	<-w.After(time.Millisecond)
-	assert.Same(t, timer, w.Timer)
-	p.Put(w)
-	assert.NotNil(t, w.Ready)
-	assert.Same(t, timer, w.Timer)
 }
 
 // TestSince: in order, and the one that it is given may be told.
