@@ -138,15 +138,9 @@ type skewed struct {
 func (s skewed) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	reply, err := s.Store.Sync(ctx, q)
 	if reply.Grant > 0 {
-		reply.Grant += s.by
-	}
-	return reply, err
-}
-
-func (s skewed) SyncRolling(ctx context.Context, r backend.SyncRequest) (backend.SyncReply, error) {
-	reply, err := s.Store.SyncRolling(ctx, r)
-	if reply.Grant > 0 {
-		reply.Grant += s.by
+		if reply.Grant += s.by; len(reply.Grants) > 0 {
+			reply.Grants[0].Tokens += s.by
+		}
 	}
 	return reply, err
 }
