@@ -41,13 +41,16 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 		return r, err
 	}
 	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, true) // the last: the time is given
-	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Want, q.Least, q.Life, q.Seq}
+	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how}
 	if q.Limit.Rolls {
+		args = append(args, q.Within.Microseconds())
+	}
+	if args = append(args, q.Want, q.Least, q.Life, q.Seq); q.Limit.Rolls {
 		var changes []string
 		for _, d := range q.Changes {
 			changes = append(changes, fmt.Sprint(d.Bucket, " ", d.Tokens))
 		}
-		args = append(args, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, q.Within.Microseconds(), strings.Join(changes, " "))
+		args = append(args, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, strings.Join(changes, " "))
 	} else {
 		window := fmt.Sprint(q.Window.End)
 		if q.Window.Gen > 0 {
