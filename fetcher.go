@@ -54,7 +54,7 @@ func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (backend.Rep
 // handle no other.
 func (s *storeCall) end(err error, neutral bool) error {
 	s.Duration = time.Since(s.begin)
-	s.trip.Made, s.trip.End, s.trip.Duration = true, s.l.env.Clock.Now(), s.Duration
+	s.trip.End = s.l.env.Clock.Now()
 	s.l.env.Counts.Calls.Add(1)
 	failure, failed := errors.AsType[*StoreError](err)
 	if err != nil && !failed {

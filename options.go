@@ -63,8 +63,9 @@ func WithDirect() Option { return func(c *config) { c.direct = true } }
 // limits is called when a key is first seen, before each of its fetches and direct calls,
 // for a request larger than its last limit, by Check, Reset and [Limiter.Refresh], and for
 // each request of a key that is blocked, unlimited or past [WithMaxKeys]. It is called with
-// no lock held, and must be quick and safe for concurrent use: requests for a key wait while limits
-// runs for it. A panic of limits is not caught. In a caller's goroutine, as on a key's first
+// no lock held, and must be safe for concurrent use. It must not block, so read plans from memory: a call
+// that blocks holds up the requests of its key, and takes one of the few slots for calls ahead of need.
+// A panic of limits is not caught. In a caller's goroutine, as on a key's first
 // request, it goes up to the caller and leaves nothing charged; in one of the limiter, as before a
 // fetch, it ends the process.
 //

@@ -9,7 +9,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
-	"github.com/go-reservoir/reservoir/internal/slots"
 )
 
 // Fetch is a statement to the store, from its order to the reply. The limiter sends it, and
@@ -21,11 +20,10 @@ type Fetch struct {
 	Shard  *Shard
 
 	k       *Key
-	last    uint64      // sequence number of the last caller that it was sized for
-	ordered int64       // time of the order, before its goroutine was scheduled
-	slot    *lane       // whose slot it has; nil if it needs none
-	late    *time.Timer // frees the slot if the call does not end in time
-	void    int64       // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
+	last    uint64 // sequence number of the last caller that it was sized for
+	ordered int64  // time of the order, before its goroutine was scheduled
+	slot    slot   // of the lane, if it needs one
+	void    int64  // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
 }
 
 // asks reports whether the statement asks for a batch; others only state the account.
@@ -186,21 +184,16 @@ func (f *Fetch) relimit() {
 // Begin brings the statement up to date, immediately before it is sent. Unless the key leaves, it may ask for the
 // key's limit, and returns the error of that.
 func (f *Fetch) Begin() error {
-	if f.k.env.Varies() && !f.Req.Leaving {
-		f.bound(slots.Unused)
-		if _, err := f.k.AskLimit(f); err != nil { // it may block
-			return err
-		}
+	if !f.k.env.Varies() || f.Req.Leaving {
+		return nil
 	}
-	f.bound(slots.Failed)
-	return nil
+	_, err := f.k.AskLimit(f)
+	return err
 }
 
-// Trip is how the call of a fetch has ended.
+// Trip is when the call of a fetch was sent, and when it ended; the zero Trip is that of none.
 type Trip struct {
-	Made      bool // it was made
 	Sent, End int64
-	Duration  time.Duration
 }
 
 // End applies the reply to f, or the error of its call, and serves the line. It returns the
@@ -259,7 +252,7 @@ func (f *Fetch) End(c Trip, reply backend.Reply, err error) error {
 	if idle {
 		k.Retire(true)
 	}
-	f.freeSlot(c, err)
+	f.slot.free()
 	return err
 }
 

@@ -49,11 +49,11 @@ type Key struct {
 	clients    uint16 // that share the key: the larger count of this window and the last
 	reported   uint16 // clients in the store's last reply
 	phase      phase
-	parted     bool  // it has left its counter, and is not in the table any more
-	orphan     bool  // it found no room among the leavers
-	short      bool  // the limit will run out before the window ends, by the last reading
-	inLine     uint8 // for which classes of calls the key stands in line at its shard; see next.Facts
-	replyLost  bool  // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
+	inLine     next.Class // the line of its shard in which the key stands
+	parted     bool       // it has left its counter, and is not in the table any more
+	orphan     bool       // it found no room among the leavers
+	short      bool       // the limit will run out before the window ends, by the last reading
+	replyLost  bool       // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
 }
 
 type node = keytable.Node[Key]
@@ -270,28 +270,27 @@ var unchanged, changed = effect{}, effect{changed: true}
 
 // event changes the key, and starts the fetch that is due after that.
 func (k *Key) event(change func(now int64) effect) {
-	if f := k.update(change, nil); f != nil {
+	if f := k.update(change, slot{}); f != nil {
 		go k.env.Caller.Send(f)
 	}
 }
 
-// update is the part of an event under the lock. slot is that of a key whose turn to call
-// has come; otherwise nil.
-func (k *Key) update(change func(now int64) effect, slot *lane) *Fetch {
+// update is the part of an event under the lock. has is the slot of a key whose turn to call has come, or none.
+func (k *Key) update(change func(now int64) effect, has slot) *Fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
 	turned, was := k.expire(now), k.phase
 	var f *Fetch
 	if did := change(now); did.changed || turned || k.phase != was {
-		f = k.advance(now, did, slot)
+		f = k.advance(now, did, has)
 	}
 	return f
 }
 
 // advance ends every event: it serves the line, asks package next what to do, and orders
 // that fetch or sets the timer for the next look.
-func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
+func (k *Key) advance(now int64, did effect, has slot) (f *Fetch) {
 	if k.parted { // all that is at hand goes back, because handles still spend
 		k.allow()
 		w := k.lease.Load()
@@ -310,13 +309,13 @@ func (k *Key) advance(now int64, did effect, slot *lane) (f *Fetch) {
 		facts.Called = k.use != nil && k.use.recall.called.End != 0
 	}
 	why, at := next.Step(facts)
-	for why != next.None && !k.takeSlot(&slot, facts.Class(why), facts.Open) {
+	for why != next.None && !k.takeSlot(&has, facts.Class(why), facts.Open) {
 		facts.InLine = k.inLine
 		why, at = next.Step(facts)
 	}
 	if why != next.None && k.env.Calls.Begin() {
 		f = k.order(why, now, did.probe, facts.Surplus)
-		f.slot = slot
+		f.slot = has
 	}
 	k.publish(w)
 	if at != next.Never && k.phase != phaseRetired {
@@ -487,11 +486,4 @@ func (k *Key) moved(m account.Moved, grant int64) {
 // carried reports whether what was charged in that window counts in the key's present one.
 func (k *Key) carried(of backend.Window) bool {
 	return k.use != nil && k.use.carried == of && of.End != 0 && k.lease.Load() != nil
-}
-
-// findShard looks up the shard that the key is on now.
-func (k *Key) findShard() {
-	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {
-		k.shard, k.inLine = s, 0
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/invariant"
+	"github.com/go-reservoir/reservoir/internal/next"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,6 +32,7 @@ type rig struct {
 	away  atomic.Bool
 	hears bool  // messages come
 	lives int64 // of other processes' accounts
+	sent  atomic.Int64
 
 	writes func() // a statement is about to be written; may be nil
 }
@@ -55,7 +57,8 @@ func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
 
 func (r *rig) Send(f *Fetch) {
 	defer r.env.Calls.End()
-	trip := Trip{Made: true, Sent: r.env.Clock.Now()}
+	r.sent.Add(1)
+	trip := Trip{Sent: r.env.Clock.Now()}
 	err := f.Begin()
 	var reply backend.Reply
 	time.Sleep(time.Millisecond)
@@ -308,5 +311,62 @@ func TestGiveBackWhileACallerSpends(t *testing.T) {
 		require.EqualValues(t, 1, spent)
 		require.Zero(t, w.Stock())
 		require.Equal(t, stock-1, r.env.Counts.Returned.Load())
+	})
+}
+
+// TestComesForward: a key in the line of the rest goes before all of that line as soon as it has a caller
+// who stays, and makes one call.
+func TestComesForward(t *testing.T) { comesForward(t, false) }
+
+// TestLineUp: nor does it stand twice in a line after it has come forward, when all keys line up anew.
+func TestLineUp(t *testing.T) { comesForward(t, true) }
+
+func comesForward(t *testing.T, anew bool) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		r.env.Sizing = demand.Policy{Kind: demand.Fixed, Min: 20}
+		other := r.env.Make("other", r.limit)
+		for _, k := range []*Key{other, k} {
+			require.True(t, k.Acquire(t.Context(), 1, false).Answer.Allowed)
+		}
+		synctest.Wait()
+		l := &r.shard.lane
+		for l.Take(false) {
+		}
+		for l.Take(true) {
+		}
+		r.forget(other) // with stock, which goes back at its turn
+		r.forget(k)
+		inLine := func(k *Key) next.Class { k.mu.Lock(); defer k.mu.Unlock(); return k.inLine }
+		require.Equal(t, next.Rest, inLine(other))
+		require.Equal(t, next.Rest, inLine(k))
+		served := make(chan Verdict, 1)
+		go func() { served <- k.Acquire(t.Context(), 500, true) }()
+		synctest.Wait()
+		require.Equal(t, next.Callers, inLine(k))
+		require.Empty(t, served)
+		if anew {
+			for range 2 {
+				r.shard.LineUp()
+			}
+			require.Equal(t, next.Callers, inLine(k))
+			stood := l.Clear()
+			require.Equal(t, []*Key{k, other}, stood)
+			for _, k := range stood {
+				l.Push(k, k != other)
+			}
+		}
+		before := r.sent.Load()
+
+		slot{r.shard, true}.free()
+		require.True(t, (<-served).Answer.Allowed)
+		synctest.Wait()
+		require.Equal(t, next.Rest, inLine(other), "whose turn is later")
+		require.Equal(t, before+1, r.sent.Load())
+		for range rest {
+			slot{r.shard, false}.free()
+		}
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, before+2, r.sent.Load(), "the other one's; at its own later turn the key needs no call")
+		require.Nil(t, r.env.Find("other"))
 	})
 }

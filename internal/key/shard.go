@@ -9,23 +9,23 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/lane"
 	"github.com/go-reservoir/reservoir/internal/next"
-	"github.com/go-reservoir/reservoir/internal/slots"
 )
 
 // Shard is a part of the store that fails independently, or the whole store.
 //
 // It paces the calls that no request waits for. Many keys may want such a call at one
-// instant: they go idle, share a reset, or owe what an outage has left. Of each class only so
-// many calls to a shard are in flight; the other keys stand in line, without a goroutine or
-// a timer. While the circuit is open the lines stand still. When its turn comes, a key
-// decides anew, so its statement is of that moment, and its timeout begins there.
+// instant: they go idle, share a reset, or owe what an outage has left. So many of these calls
+// are in flight; the other keys stand in line, without a goroutine or a timer. While the
+// circuit is open the line stands still. When its turn comes, a key decides anew, so its
+// statement is of that moment, and its timeout begins there.
 type Shard struct {
 	breaker.Breaker
 	Name string
 
 	env    *Env
-	lanes  [next.Classes]lane // of keys that want calls which no request waits for
+	lane   lane.Lane[*Key] // of the calls that no request waits for
 	outage atomic.Pointer[outageError]
 	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
@@ -35,103 +35,83 @@ type Shard struct {
 	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
 }
 
-// How many calls of a class are in flight at most, to one shard of the store.
+// How many calls of the lane are in flight to one shard, at most. A lane serves this number of calls
+// in each round trip. Nobody waits for the rest, and all processes of a fleet may begin at one
+// instant, at a reset or after an outage: 16 calls keep a near server busy, and those of a hundred
+// processes wait for 32 ms at a server that does 50,000 in a second, well within the fetch timeout. What callers
+// will soon need may be far away: at 60 ms, 240 calls at a time are 4,000 in a second.
 const (
-	CallsAtOnce   = 32  // that nobody waits for; also keys at Close, and limits of a group
-	callersAtOnce = 256 // for callers who stay, batches ahead of need, and what others call back: as many as a far store needs
+	paced = 256
+	rest  = 16 // of which are of the rest, so 240 are always left for callers
 )
+
+// CallsAtOnce is how many keys hand back their stock at Close at the same time, how many limits a group asks, and
+// for how many keys WithLimits' function is called because of messages.
+const CallsAtOnce = 32
 
 // NewShard returns a shard of that name, which is "" if the store has none.
 func (e *Env) NewShard(name string) *Shard {
 	s := &Shard{Name: name, env: e}
-	for class := range next.Classes {
-		l := &s.lanes[class]
-		l.shard, l.class = s, class
-		l.Init(1, CallsAtOnce)
-	}
-	s.lanes[next.Callers].Init(callersAtOnce, callersAtOnce)
+	s.lane.Init(paced, rest)
 	return s
 }
 
-// lane has the slots for the calls of one class to one shard, and the keys that wait for one.
-type lane struct {
-	slots.Slots[*Key]
+// slot is one of the calls in flight that a shard's lane counts; the zero slot is none.
+type slot struct {
 	shard *Shard
-	class next.Class
+	first bool // it is one that the rest may not take
 }
 
-// takeSlot takes the slot that a call of that class needs now, unless slot is one already.
-// If none is free, or the circuit is open, the key stands in line, and takeSlot reports false.
-func (k *Key) takeSlot(slot **lane, class next.Class, open bool) bool {
-	if !open && (*slot != nil || class == next.AtOnce) {
+// free gives the slot, if it is one, to the next key in line.
+func (s slot) free() {
+	if s.shard != nil {
+		s.shard.lane.Free(s.first)
+		s.shard.goOn()
+	}
+}
+
+// takeSlot takes the slot that a call of that class needs now, unless has is one already. If
+// none is free, or the circuit is open, the key stands in line, and takeSlot reports false. A key
+// in the line of the rest may come forward: its turn is then the earlier one in both lines, and the
+// later one finds that it needs no call.
+func (k *Key) takeSlot(has *slot, class next.Class, open bool) bool {
+	s, first := k.shard, class == next.Callers
+	if !open && (has.shard != nil || class == next.AtOnce) {
 		return true
 	}
-	l := &k.shard.lanes[class]
-	if !open && l.Take() {
-		*slot = l
+	if !open && s.lane.Take(first) {
+		*has = slot{s, first}
 		return true
 	}
-	k.inLine |= 1 << class
-	l.Push(k)
-	k.shard.Resume() // the circuit may have closed, or a slot become free, in between
+	k.inLine = class
+	s.lane.Push(k, first)
+	s.Resume() // the circuit may have closed, or a slot become free, in between
 	return false
 }
 
-// leaveLine records that the key has left a line, perhaps that of a shard where it was
-// before.
-func (k *Key) leaveLine(l *lane) {
-	if k.shard == l.shard {
-		k.inLine &^= 1 << l.class
+// leaveLine records that the key has left the line of s, where it may not be any more.
+func (k *Key) leaveLine(s *Shard) {
+	if k.shard == s {
+		k.inLine = 0
 	}
 	k.findShard()
 }
 
 // goOn gives free slots to the keys in line. A key whose turn has come may need no call any
 // more.
-func (l *lane) goOn() {
-	for !l.shard.Open() {
-		k, ok := l.Next()
+func (s *Shard) goOn() {
+	for !s.Open() {
+		k, first, ok := s.lane.Next()
 		if !ok {
 			return
 		}
-		f := k.update(func(int64) effect { k.leaveLine(l); return changed }, l)
+		f := k.update(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
 		if f != nil {
 			go k.env.Caller.Send(f)
 		} else {
-			l.Free(slots.Unused, 0)
+			s.lane.Free(first)
 		}
 	}
-}
-
-// freeSlot gives the fetch's slot to the next key in line. err is how the call has ended.
-func (f *Fetch) freeSlot(c Trip, err error) {
-	if f.late == nil || !f.late.Stop() {
-		return
-	}
-	how := slots.Unused
-	switch o := OutcomeOf(err); {
-	case !c.Made:
-	case o == breaker.Answered:
-		how = slots.Answered
-	case o == breaker.Failed:
-		how = slots.Failed
-	}
-	f.slot.free(how, c.Duration)
-}
-
-func (l *lane) free(how slots.Outcome, took time.Duration) {
-	l.Free(how, took)
-	l.goOn()
-}
-
-// bound frees the slot, as after such an end, if what is to begin takes longer than a call
-// may: a store may disobey its context, and a function of WithLimits may block. One that
-// never returned would hold up all keys in line.
-func (f *Fetch) bound(how slots.Outcome) {
-	if f.slot == nil || f.late != nil && !f.late.Stop() { // it is free already
-		return
-	}
-	f.late = time.AfterFunc(f.k.env.Timeout+Slack, func() { f.slot.free(how, 0) })
 }
 
 // Clock is the time by the store's clock, as far as this process knows. A calendar's period is that of this time.
@@ -140,42 +120,28 @@ func (s *Shard) Clock() time.Time { return time.Now().Add(time.Duration(s.ahead.
 // SetClock records that the store's clock shows now, Unix us.
 func (s *Shard) SetClock(now int64) { s.ahead.Store(int64(time.Until(time.UnixMicro(now)))) }
 
-// LineUp lets all keys in the lines stand in line anew, if they still need to: while the
-// circuit is open, some are forgotten, and some move to another shard.
+// LineUp lets all keys in line stand in line anew, if they still need to: while the circuit
+// is open, some are forgotten, and some move to another shard.
 func (s *Shard) LineUp() {
-	for class := range s.lanes {
-		l := &s.lanes[class]
-		for _, k := range l.Clear() {
-			k.event(func(int64) effect {
-				k.leaveLine(l)
-				return effect{changed: k.phase != phaseRetired}
-			})
-		}
+	keys := s.lane.Clear()
+	for _, k := range keys {
+		k.event(func(int64) effect { k.leaveLine(s); return unchanged })
+	}
+	for _, k := range keys { // not before, or a key that stood in both lines would come to stand twice in one
+		k.event(func(int64) effect { return effect{changed: k.phase != phaseRetired} })
 	}
 }
 
 // Resume lets the keys go on that stand in line though slots are free, as after an outage.
-// In steady state there are none, because freeSlot lets the next key go on.
+// In steady state there are none, because the end of each call lets the next key go on.
 func (s *Shard) Resume() {
-	if s.Open() || !s.ready() || !s.env.Calls.Begin() {
+	if s.Open() || !s.lane.Ready() || !s.env.Calls.Begin() {
 		return
 	}
 	go func() {
 		defer s.env.Calls.End()
-		for class := range s.lanes {
-			s.lanes[class].goOn()
-		}
+		s.goOn()
 	}()
-}
-
-// ready reports whether keys stand in line though slots are free.
-func (s *Shard) ready() bool {
-	for class := range s.lanes {
-		if s.lanes[class].Ready() {
-			return true
-		}
-	}
-	return false
 }
 
 // OutcomeOf is what the error of a call says of the shard.
@@ -271,4 +237,11 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 		return !ok
 	})
 	return stored, ok
+}
+
+// findShard looks up the shard that the key is on now.
+func (k *Key) findShard() {
+	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {
+		k.shard, k.inLine = s, 0
+	}
 }

@@ -22,15 +22,13 @@ const (
 	Reopen   Cause = "reopen"    // does a shard answer again? Made by the shard, not by a key
 )
 
-// Class is which calls of a shard a call is counted among. So many calls of a class are in
-// flight at most; the others stand in line.
+// Class says how urgent a call is. A key stands in the line of one class of its shard at most.
 type Class uint8
 
 const (
-	Callers Class = iota // callers stay in line for it, or will soon need it, here or elsewhere
-	Debt                 // it must reach the store before a window ends
+	_       Class = iota // of a key: it stands in no line
 	Rest                 // the time has caused it, so many keys may want such a call at once
-	Classes              // how many there are
+	Callers              // callers stay in line for it, or will soon need it, here or elsewhere
 	AtOnce               // a request waits for it, or has just caused it: it is made at once
 )
 
@@ -47,7 +45,7 @@ type Facts struct {
 	InFlight bool  // a fetch is in flight; there is one at a time
 	Open     bool  // the circuit of its shard is open
 	Ask      int64 // when to look whether the circuit is still open, for callers who stay
-	InLine   uint8 // has the bit 1<<c if the key stands in line for a call of class c
+	InLine   Class // the line in which the key stands
 	Backoff  int64 // after a failed fetch, the earliest time of the next
 	Rejected bool  // the last fetch was rejected: callers in line do not wait for Backoff
 
@@ -81,7 +79,7 @@ type Facts struct {
 
 // Step returns why the key should call the store now or, while the circuit is open, when the
 // shard is back. If it returns None, it also returns when to look again, unless an event
-// comes before. It returns no cause of a class for which the key stands in line already.
+// comes before. While the key stands in line, it returns only a cause that is more urgent.
 //
 //	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
@@ -95,7 +93,7 @@ func Step(f Facts) (Cause, int64) {
 	}
 	for _, decide := range decisions {
 		why, again := decide(f)
-		if why != None && f.InLine>>f.Class(why)&1 == 0 {
+		if why != None && f.Class(why) > f.InLine {
 			return why, Never
 		}
 		at = min(at, again)
@@ -103,15 +101,14 @@ func Step(f Facts) (Cause, int64) {
 	return None, at
 }
 
-// Class returns the class of a call for that cause.
+// Class returns the class of a call for that cause. While the circuit is open, only callers who
+// wait go before the rest: many keys may run low, or be called, in an outage.
 func (f Facts) Class(why Cause) Class {
 	switch {
 	case why == Waiters && f.Passing > 0 && !f.Open, why == Probe:
 		return AtOnce
 	case why == Waiters, (why == Prefetch || why == Return && f.Called) && !f.Open:
 		return Callers
-	case why == Charge:
-		return Debt
 	}
 	return Rest
 }
