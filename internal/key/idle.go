@@ -126,6 +126,7 @@ func (k *Key) Retire(ifLeft bool) {
 		e.Counts.Spent.Add(k.account.Balance())
 		e.Counts.Denied.Add(k.refusals.Load())
 		k.enter(phaseRetired)
+		k.shard.keys.Add(-1)
 		if k.parted {
 			e.leavers.remove(k)
 		} else {

@@ -133,6 +133,7 @@ func (k *Key) allow() {
 func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, s
+	s.keys.Add(1)
 	k.account.Begin(limit, e.lives.Add(1))
 	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
 		k.limit.Store(&limit)

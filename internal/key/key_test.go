@@ -368,5 +368,44 @@ func comesForward(t *testing.T, anew bool) {
 		time.Sleep(2 * time.Millisecond)
 		require.Equal(t, before+2, r.sent.Load(), "the other one's; at its own later turn the key needs no call")
 		require.Nil(t, r.env.Find("other"))
+		require.EqualValues(t, 1, r.shard.keys.Load())
+	})
+}
+
+// TestShardCountsItsKeys: a shard that no key is on is not looked for among all keys, and keys that have moved are looked up once.
+func TestShardCountsItsKeys(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		const keys = 100
+		old := r.shard
+		for i := range keys {
+			r.env.Make(fmt.Sprint(i), r.limit)
+		}
+		lookUps := 0
+		r.writes = func() { lookUps++ }
+		probe := func(s *Shard, found bool, most int) {
+			t.Helper()
+			lookUps = 0
+			_, ok := s.ProbeKey()
+			require.Equal(t, found, ok)
+			require.LessOrEqual(t, lookUps, most)
+		}
+		probe(old, true, 1)
+		r.shard = r.env.NewShard("new")
+		nobody := func(s *Shard) {
+			t.Helper()
+			probe(s, false, 0)
+			require.Zero(t, testing.AllocsPerRun(10, func() { s.ProbeKey() }), "for a list of all keys")
+		}
+		nobody(r.shard) // as far as is known
+		probe(old, false, keys+1)
+		require.Equal(t, keys+1, lookUps)
+		nobody(old)
+		probe(r.shard, true, 1)
+		for k := range r.env.All {
+			k.Retire(false)
+		}
+		nobody(r.shard)
+		k.findShard()
+		require.Zero(t, old.keys.Load()+r.shard.keys.Load())
 	})
 }

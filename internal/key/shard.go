@@ -26,6 +26,7 @@ type Shard struct {
 
 	env    *Env
 	lane   lane.Lane[*Key] // of the calls that no request waits for
+	keys   atomic.Int64    // in memory that were on this shard when they looked last
 	outage atomic.Pointer[outageError]
 	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
@@ -221,27 +222,47 @@ func (s *Shard) Failed(stored string) {
 }
 
 // ProbeKey returns a key of the shard, in the store: that of the last failed call if it is
-// still there, or any other.
+// still there, or any other. It looks only at keys that were on the shard when they looked last; those
+// that have moved since do not count here any more, so they are looked up once.
 func (s *Shard) ProbeKey() (stored string, ok bool) {
 	s.mu.Lock()
 	stored = s.failed
 	s.mu.Unlock()
-	e := s.env
-	if stored != "" && e.Caller.Shard(stored) == s {
+	if stored != "" && s.env.Caller.Shard(stored) == s {
 		return stored, true
 	}
-	e.Table.All(func(n *node) bool {
-		if other := e.Stored(n.Key); e.Caller.Shard(other) == s {
-			stored, ok = other, true
+	if s.keys.Load() == 0 {
+		return "", false
+	}
+	for k := range s.env.All {
+		if k.on(s) {
+			return s.env.Stored(k.node.Key), true
 		}
-		return !ok
-	})
-	return stored, ok
+	}
+	return "", false
 }
 
-// findShard looks up the shard that the key is on now.
+// on reports whether the key is on s. One that was there looks where it is now.
+func (k *Key) on(s *Shard) (still bool) {
+	k.event(func(int64) effect {
+		if k.phase == phaseRetired || k.shard != s {
+			return unchanged
+		}
+		k.findShard()
+		still = k.shard == s
+		return effect{changed: !still} // it stands in no line there
+	})
+	return still
+}
+
+// findShard looks up the shard that the key is on now. A forgotten key is on none.
 func (k *Key) findShard() {
+	if k.phase == phaseRetired {
+		return
+	}
 	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {
+		k.shard.keys.Add(-1)
+		s.keys.Add(1)
 		k.shard, k.inLine = s, 0
 	}
 }
