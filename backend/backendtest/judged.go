@@ -261,7 +261,7 @@ func (p *judged) reset() {
 	p.t.Helper()
 	ctx, now := p.server()
 	got := must(p.store.Reset(ctx, p.key, p.calls))(p.t)
-	want, _ := p.counter.Reset(p.calls.Window.Milliseconds(), now)
+	want, _ := p.counter.Reset(p.calls, now)
 	same(p, "reset", got, want)
 	p.log.Resets = append(p.log.Resets, p.time())
 	p.now += 2 * time.Millisecond

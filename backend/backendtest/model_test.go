@@ -62,7 +62,7 @@ func (m *model) Check(ctx context.Context, key string, l backend.Limit) (s backe
 
 func (m *model) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
 	err = m.step(ctx, "reset", cmp.Or(backend.ValidateKey(key), l.Validate()), func(now int64) {
-		void, _ = m.at(key, l.Counter()).Reset(l.Window.Milliseconds(), now)
+		void, _ = m.at(key, l.Counter()).Reset(l, now)
 		m.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})
 	})
 	return void, err

@@ -272,7 +272,7 @@ func (p *random) randomReset() {
 	l := p.nextLimit()
 	got := must(p.store.Reset(p.at(p.now), p.key, l))(p.t)
 	c, now := p.counter(l)
-	void, next := c.Reset(l.Window.Milliseconds(), now)
+	void, next := c.Reset(l, now)
 	equal(p.t, p.told("reset"), got, void)
 	p.windows = append(p.windows, void, backend.Window{End: void.End, Gen: next.Gen})
 }

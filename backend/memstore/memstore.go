@@ -85,7 +85,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (state b
 func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (void backend.Window, err error) {
 	faulty := cmp.Or(backend.ValidateKey(key), l.Validate())
 	err = s.step(ctx, "reset", key, l, faulty, func(c *ledger.Counter, now int64) {
-		void, _ = c.Reset(l.At(time.UnixMicro(now)).Window.Milliseconds(), now)
+		void, _ = c.Reset(l.At(time.UnixMicro(now)), now)
 	})
 	if err == nil {
 		s.mail.SendAll(backend.Message{Kind: backend.Voided, Key: key, Counter: l.Counter(), Window: void})

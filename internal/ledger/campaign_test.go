@@ -334,7 +334,7 @@ func (w *world) run() (rested bool) {
 		case w.chance(.003):
 			w.clients[w.IntN(len(w.clients))], rested = w.newcomer(), false
 		case w.chance(.003):
-			if w.c.Reset(w.length, w.store()); w.control == "generation" {
+			if w.c.Reset(w.terms(), w.store()); w.control == "generation" {
 				w.c.ForgetGeneration()
 			}
 		case w.chance(.002):

@@ -175,10 +175,10 @@ func (c *Counter) reading(l backend.Limit, now int64) backend.State {
 	return state
 }
 
-// Reset ends the open window, if there is one, and voids its name in any case. length is that of a window, in ms, for
-// which the ledger remembers the generation at least. A message about void is to be sent to all.
-func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
-	h := &head{}
+// Reset ends the open window, if there is one, and voids its name in any case. The ledger remembers the
+// generation for the length of l's window at least. A message about void is to be sent to all.
+func (c *Counter) Reset(l backend.Limit, now int64) (void, next backend.Window) {
+	h, length, empty := &head{}, l.Window.Milliseconds(), (*ring)(nil)
 	if void.Gen = c.gen(); c.head != nil {
 		void.End, h.accounts = c.head.End, c.head.accounts
 		h.clients = max(c.head.clients, c.head.before) // most may not have come to a window that has just opened
@@ -191,12 +191,13 @@ func (c *Counter) Reset(length, now int64) (void, next backend.Window) {
 	if void.End*1000 <= c.time(now) {
 		void.End = 0
 	}
-	if c.ring != nil { // no window opens that would count anew, and tokens may count for longer
+	if l.Rolls { // no window opens that would count anew, and tokens may count for longer
+		c.wind(l, now)
 		h.clients, length = 0, 2*length
-		c.turn(now)
+		empty = &ring{length: l.Window, low: c.ring.low, last: c.ring.last, off: c.ring.off} // its clock goes on
 	}
 	h.Gen = max(void.Gen+1, now/1000)
-	*c = Counter{head: h, gone: now/1000 + length + 1000, ring: c.ring.emptied()}
+	*c = Counter{head: h, gone: now/1000 + length + 1000, ring: empty}
 	return void, h.Window
 }
 

@@ -33,14 +33,6 @@ func (r *ring) clone() *ring {
 	return &next
 }
 
-// emptied is the ring after a Reset: only its clock goes on.
-func (r *ring) emptied() *ring {
-	if r == nil {
-		return nil
-	}
-	return &ring{length: r.length, low: r.low, last: r.last, off: r.off}
-}
-
 // time is the counter's time at now.
 func (c *Counter) time(now int64) int64 {
 	if c.ring == nil {
@@ -49,8 +41,16 @@ func (c *Counter) time(now int64) int64 {
 	return max(now+c.ring.off, c.ring.last)
 }
 
-// turn turns the ring to the present.
-func (c *Counter) turn(now int64) {
+// wind turns the ring of a limit to the present, or makes one, and reports whether another bucket is the present one now.
+func (c *Counter) wind(l backend.Limit, now int64) bool {
+	made := c.ring == nil
+	if made {
+		c.ring = &ring{length: l.Window, low: backend.Bucket(now, l.Window) - backend.Buckets, last: now}
+	}
+	return c.turn(now) || made
+}
+
+func (c *Counter) turn(now int64) (turned bool) {
 	r := c.ring
 	at := c.time(now)
 	r.last, r.off = at, at-now
@@ -63,9 +63,10 @@ func (c *Counter) turn(now int64) {
 		for _, n := range r.counts[:gone] {
 			c.count, r.promised = c.count-n, max(r.promised-n, 0)
 		}
-		r.low, r.counts = low, r.counts[gone:]
+		r.low, r.counts, turned = low, r.counts[gone:], true
 	}
 	c.trim()
+	return turned
 }
 
 // trim drops what is empty at the ring's end, which says until when anything counts.
@@ -119,17 +120,13 @@ func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message
 	return s.reply, messages
 }
 
-// begin turns the ring, or makes one. A generation that only clients know is of a Reset that the store has lost.
+// begin makes what there is not. A generation that only clients know is of a Reset that the store has lost.
 func (s *step) begin(now int64) {
 	c := s.Counter
 	if c.head == nil {
 		c.head = &head{accounts: map[string]*account{}}
 	}
-	if c.ring == nil {
-		c.ring = &ring{length: s.Limit.Window, low: backend.Bucket(now, s.Limit.Window) - backend.Buckets, last: now}
-	}
-	low := c.ring.low
-	if c.turn(now); c.ring.low > low || c.gone == 0 { // nothing counts for as long as that
+	if c.wind(s.Limit, now) { // nothing counts for as long as that
 		c.gone = now/1000 + 2*c.ring.length.Milliseconds() + 1000
 		c.tidy(s.Client)
 	}

@@ -372,7 +372,7 @@ func (w *roll) run(steps int) int64 {
 			c.asleep = w.now + w.some(w.us)
 			w.happened["asleep"]++
 		case w.chance(.001):
-			w.c.Reset(w.us/1000, w.store())
+			w.c.Reset(w.limit, w.store())
 			w.direct = nil
 			w.happened["Reset"]++
 		case w.chance(.002):
@@ -579,7 +579,7 @@ func TestTidyRing(t *testing.T) {
 func TestAResetRolls(t *testing.T) {
 	var c ledger.Counter
 	c.Sync(ask("p.1", 1, 20), at(1000, 0))
-	void, next := c.Reset(60_000, at(1001, 0))
+	void, next := c.Reset(minute, at(1001, 0))
 	require.Equal(t, backend.Window{End: at(1021, 0) / 1000}, void)
 	q := ask("p.1", 2, 0)
 	q.Known, q.Changes = 0, []backend.Change{{Bucket: 1000, Tokens: 5}}

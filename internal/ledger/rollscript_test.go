@@ -136,10 +136,10 @@ func TestRollScript(t *testing.T) {
 				s.Del(ctx, s.keys[0])
 				c = Counter{}
 			}
-			if rnd.IntN(40) == 0 && c.ring != nil {
+			if rnd.IntN(40) == 0 {
 				v, err := s.void.Run(ctx, s, s.keys, length, 0, now).Int64Slice()
 				require.NoError(t, err)
-				void, next := c.Reset(length, now)
+				void, next := c.Reset(fixed(1, length).Rolling(), now)
 				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s:roll", void.End, void.Gen), (<-messages).Payload)
 				gens = next.Gen

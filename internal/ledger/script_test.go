@@ -153,7 +153,7 @@ func TestScriptsAgree(t *testing.T) {
 				c.LoseLedger()
 			case 3:
 				v := s.reset(t, length, now)
-				void, next := c.Reset(length, now)
+				void, next := c.Reset(fixed(1, length), now)
 				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
 				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s", void.End, void.Gen), (<-messages).Payload)
 			}

@@ -186,7 +186,7 @@ func (s *store) overrun(c *scope, w backend.Window, n, now int64) {
 }
 
 func (s *store) reset(c *scope, now int64) {
-	gen, _ := s.counter.Reset(c.limit.Window.Milliseconds(), now)
+	gen, _ := s.counter.Reset(c.limit, now)
 	if c.fault == noGeneration {
 		*inside(reflect.ValueOf(&s.counter).Elem(), "head", "Gen") = gen.Gen
 	}
