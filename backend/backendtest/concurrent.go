@@ -29,50 +29,61 @@ func (b *bench) race(f func(i int)) {
 	wg.Wait()
 }
 
+// both runs a test with a limit and with the rolling one.
+func both(l backend.Limit, test func(l backend.Limit)) {
+	test(l)
+	test(l.Rolling())
+}
+
 // testConcurrentSync: clients and direct callers ask until nothing remains. Together
 // they hold exactly the limit. Each statement is made twice at once.
 func testConcurrentSync(t testing.TB, s backend.Store) {
-	b := newBench(t, s, backend.Limit{Tokens: 5000, Window: far})
-	var held atomic.Int64
-	b.race(func(i int) {
-		if i%4 == 0 {
-			held.Add(b.takeAll())
-			return
-		}
-		held.Add(b.syncAll(fmt.Sprint("client", i)))
+	both(backend.Limit{Tokens: 5000, Window: far}, func(l backend.Limit) {
+		b := newBench(t, s, l)
+		var held atomic.Int64
+		b.race(func(i int) {
+			if i%4 == 0 {
+				held.Add(b.takeAll())
+				return
+			}
+			held.Add(b.syncAll(fmt.Sprint("client", i)))
+		})
+		equal(t, "held by all of "+l.Counter(), held.Load(), l.Tokens)
+		equal(t, "remaining", must(s.Check(b.at(0), b.key, l))(t).Remaining, 0)
+		equal(t, "charged", b.charged(0), b.inspected(fmt.Sprint("charged=", l.Tokens)))
 	})
-	equal(t, "held by all", held.Load(), b.limit.Tokens)
-	b.play(fmt.Sprintf("0s check -> charged=%d remaining=0 window=60s", b.limit.Tokens))
 }
 
 // testConcurrentReset: in each window that a reset opens while many take, no more than
 // the limit is allowed.
 func testConcurrentReset(t testing.TB, s backend.Store) {
-	b := newBench(t, s, backend.Limit{Tokens: callers * calls / 8, Window: far})
-	var mu sync.Mutex
-	allowed := map[backend.Window]int64{}
-	b.race(func(i int) {
-		for n := range calls {
-			if i == 0 && n%5 == 4 {
-				if _, err := s.Reset(b.at(0), b.key, b.limit); err != nil {
-					t.Error(err)
+	both(backend.Limit{Tokens: callers * calls / 8, Window: far}, func(l backend.Limit) {
+		b := newBench(t, s, l)
+		var mu sync.Mutex
+		allowed := map[backend.Window]int64{}
+		b.race(func(i int) {
+			for n := range calls {
+				if i == 0 && n%5 == 4 {
+					if _, err := s.Reset(b.at(0), b.key, l); err != nil {
+						t.Error(err)
+					}
+				}
+				if r := b.take(1); r.Grant == 1 {
+					mu.Lock()
+					allowed[r.Window]++
+					mu.Unlock()
 				}
 			}
-			if r := b.take(1); r.Grant == 1 {
-				mu.Lock()
-				allowed[r.Window]++
-				mu.Unlock()
+		})
+		equal(t, "windows of "+l.Counter(), len(allowed), 1+calls/5)
+		for _, n := range allowed {
+			if n > l.Tokens {
+				t.Errorf("%d tokens of %d in one window", n, l.Tokens)
 			}
 		}
+		last := must(s.Check(b.at(0), b.key, l))(t)
+		equal(t, "remaining", last.Remaining, l.Tokens-allowed[last.Window])
 	})
-	equal(t, "windows", len(allowed), 1+calls/5)
-	for _, n := range allowed {
-		if n > b.limit.Tokens {
-			t.Errorf("%d tokens of %d in one window", n, b.limit.Tokens)
-		}
-	}
-	last := must(s.Check(b.at(0), b.key, b.limit))(t)
-	equal(t, "remaining", last.Remaining, b.limit.Tokens-allowed[last.Window])
 }
 
 // takeAll takes 7 tokens at a time, then single ones, until none are left.
@@ -98,7 +109,7 @@ func (b *bench) take(n int64) backend.Reply {
 
 // syncAll asks until nothing remains, and returns what the account is charged. A duplicate of each statement races with
 // it: the reply of one of the two is void, and the grant of a void one goes with the next statement.
-func (b *bench) syncAll(client string) int64 {
+func (b *bench) syncAll(client string) (held int64) {
 	q := backend.Statement{Key: b.key, Limit: b.limit, Client: client, Life: 1, Want: 100, Need: 1}
 	for range 10_000 {
 		var twin sync.WaitGroup
@@ -109,18 +120,23 @@ func (b *bench) syncAll(client string) int64 {
 		switch {
 		case err != nil:
 			b.t.Error(err)
-			return q.Mine
+			return held
 		case r.Void:
 			continue
+		case b.limit.Rolls:
+			held += r.Grant
+			q.Known, q.Window.Gen, q.Pace = q.Seq, r.Window.Gen, b.limit.Tokens
+		default:
+			held = r.Mine
+			q.Window, q.Mine, q.Used, q.Runs = r.Window, r.Mine, r.Used, true
 		}
-		q.Window, q.Mine, q.Used, q.Runs = r.Window, r.Mine, r.Used, true
 		if q.Want == 0 {
-			return q.Mine
+			return held
 		}
 		if r.Remaining == 0 { // once more, for grants that only the duplicate's reply reported
 			q.Want, q.Need = 0, 0
 		}
 	}
 	b.t.Errorf("%s never finds that nothing remains", client)
-	return q.Mine
+	return held
 }

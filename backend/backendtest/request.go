@@ -212,18 +212,24 @@ func pad(key, with string) string {
 
 // testHostileClients: a client with a name of any bytes has an account of its own.
 func testHostileClients(t testing.TB, s backend.Store) {
-	b := newBench(t, s, backend.Limit{Tokens: 1000, Window: far})
 	list := []string{"a", "W", "l", "w", "era", "w ", " w", "Head", "heads", "~", "~1", "w\x00", "\x00", "\n", "{}", "}", "%s", "5", "1 2", "+", "\xff", strings.Repeat("x", 64)}
-	for i, client := range list {
-		got := b.sync(0, backend.Statement{Client: client, Want: int64(i + 1), Hints: backend.Hints{Exact: true}})
-		equal(t, "granted", got.Grant, int64(i+1))
-		equal(t, "clients", got.Clients, int64(i+1))
-	}
-	for i, client := range list {
-		got := b.sync(0, backend.Statement{Client: client, Window: b.end(far), Mine: int64(i + 1), Runs: true})
-		equal(t, "charged to it", got.Mine, int64(i+1))
-		equal(t, "charged to all", got.Used, int64(len(list)*(len(list)+1)/2))
-	}
+	both(backend.Limit{Tokens: 1000, Window: far}, func(l backend.Limit) {
+		b, all := newBench(t, s, l), int64(len(list)*(len(list)+1)/2)
+		for i, client := range list {
+			got := b.sync(0, backend.Statement{Client: client, Want: int64(i + 1), Hints: backend.Hints{Exact: true}})
+			equal(t, "granted", got.Grant, int64(i+1))
+			equal(t, "clients", got.Clients, int64(i+1))
+		}
+		for i, client := range list {
+			q := backend.Statement{Client: client, Window: b.end(far), Mine: int64(i + 1), Runs: true}
+			if l.Rolls { // it has not read that, so it goes back
+				q, all = backend.Statement{Client: client}, all-int64(i+1)
+			}
+			got := b.sync(0, q)
+			equal(t, "charged to it", got.Mine, q.Mine)
+			equal(t, "charged to all", got.Used, all)
+		}
+	})
 }
 
 // testContextOver: a call whose context has already ended does nothing.
