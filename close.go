@@ -124,17 +124,12 @@ func (l *Limiter) close(ctx context.Context) error {
 		(*sub).Close()
 	}
 	l.stopReopening(ctx)
-	return errors.Join(err, l.handBackAll(ctx))
-}
-
-// handBackAll hands back what all keys hold, and retires them.
-func (l *Limiter) handBackAll(ctx context.Context) error {
 	var keys errgroup.Group
 	keys.SetLimit(key.CallsAtOnce)
 	for k := range l.env.All {
 		keys.Go(func() error { return l.handBack(ctx, k) })
 	}
-	return keys.Wait()
+	return errors.Join(err, keys.Wait())
 }
 
 // attempts is how many statements, at most, hand back what a key holds at Close. Repeating

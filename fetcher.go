@@ -262,27 +262,6 @@ func (l *Limiter) unknown(err error, n int64) bool {
 	return ok
 }
 
-func (l *Limiter) check(ctx context.Context, stored string, limit backend.Limit) (state backend.State, err error) {
-	s := l.shardOf(stored)
-	if !s.MayCheck(l.env.Clock.Now()) {
-		return state, l.failed(ctx, s.OpenError())
-	}
-	state, err = await(ctx, l.newCall(s, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
-		return l.store.Check(ctx, stored, limit)
-	}, nil)
-	if err != nil {
-		s.CheckFailed(l.env.Clock.Now())
-	}
-	return state, l.failed(ctx, err)
-}
-
-// reset voids the open window. It is never repeated.
-func (l *Limiter) reset(ctx context.Context, stored string, limit backend.Limit) (backend.Window, error) {
-	call := l.newCall(l.shardOf(stored), stored, StoreCall{Op: "reset"})
-	void, err := await(ctx, call, func(ctx context.Context) (backend.Window, error) { return l.store.Reset(ctx, stored, limit) }, nil)
-	return void, l.failed(ctx, err)
-}
-
 // failed counts a request that ends in a *StoreError.
 func (l *Limiter) failed(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*StoreError](err); ok && ctx.Err() == nil {

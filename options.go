@@ -107,9 +107,9 @@ func WithIdle(d time.Duration) Option { return func(c *config) { c.idle = d } }
 
 // WithHooks sets functions that report what the limiter does, for metrics and logs. They
 // are called with no lock held, from a goroutine of the call that they report, after its
-// callers were answered, so a slow hook delays nobody. A panic of a hook is not caught, and ends
-// the process. A hook must not call Close, which waits for the hook. By default there are no hooks. Several
-// WithHooks add up: those of a report are called in order, such as promlimit's and sloglimit's.
+// callers were answered, so a slow hook delays nobody. A hook must not call Close, which waits for
+// the hook. By default there are no hooks. Several WithHooks add up: those of a report are called
+// in order, such as promlimit's and sloglimit's.
 func WithHooks(h Hooks) Option {
 	return func(c *config) {
 		c.hooks.StoreCall = inTurn(c.hooks.StoreCall, h.StoreCall)
@@ -140,7 +140,7 @@ func inTurn[T any](a, b func(T)) func(T) {
 }
 
 // Hooks are for metrics and logs: functions that [WithHooks] calls. Several goroutines may call them at the same
-// time. Nil functions are skipped, so the zero Hooks does nothing.
+// time. Nil functions are skipped, so the zero Hooks does nothing. A panic of one is not caught: it ends the process.
 type Hooks struct {
 	// StoreCall reports every call to the store after it has ended.
 	StoreCall func(StoreCall)

@@ -369,9 +369,17 @@ func (l *Limiter) checkKey(ctx context.Context, name string) (Result, error) {
 	if a, special := key.AnswerSpecial(limit); special {
 		return resultOf(nil, &a), nil
 	}
-	s, err := l.check(ctx, l.env.Stored(name), limit.Plain())
+	stored := l.env.Stored(name)
+	shard := l.shardOf(stored)
+	if !shard.MayCheck(l.env.Clock.Now()) {
+		return Result{}, l.failed(ctx, shard.OpenError())
+	}
+	s, err := await(ctx, l.newCall(shard, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
+		return l.store.Check(ctx, stored, limit.Plain())
+	}, nil)
 	if err != nil {
-		return Result{}, err
+		shard.CheckFailed(l.env.Clock.Now())
+		return Result{}, l.failed(ctx, err)
 	}
 	r := Result{Limit: limit.Tokens, Window: limit.Window, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
 	if k := l.env.Find(name); k != nil {
@@ -494,9 +502,12 @@ func (l *Limiter) resetKey(ctx context.Context, name string) error {
 	if err != nil || key.PlanOf(limit) != key.Counted {
 		return err
 	}
-	void, err := l.reset(ctx, l.env.Stored(name), limit.Plain())
+	stored := l.env.Stored(name)
+	void, err := await(ctx, l.newCall(l.shardOf(stored), stored, StoreCall{Op: "reset"}), func(ctx context.Context) (backend.Window, error) {
+		return l.store.Reset(ctx, stored, limit.Plain())
+	}, nil)
 	if k := l.env.Find(name); k != nil && err == nil {
 		k.Reset(void)
 	}
-	return err
+	return l.failed(ctx, err)
 }
