@@ -536,6 +536,53 @@ func TestRollingUnderFaults(t *testing.T) {
 	}
 }
 
+// TestRollingWeakPoints: a process spends what it holds, or has got back, as late as it can, and another takes what counts no more as
+// early as it can.
+func TestRollingWeakPoints(t *testing.T) {
+	const bucket = time.Second / 2
+	limit := reservoir.Limit{Tokens: 100, Window: 20 * bucket}.Rolling()
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		late := 0
+		for _, refunds := range []bool{false, true} {
+			for after := bucket / 4; after < 12*bucket; after += bucket / 4 {
+				time.Sleep(time.Until(time.Now().Truncate(bucket).Add(bucket)))
+				net := testnet.Far(rtt / 2)
+				a, b := open(t, net.Port(0, 0), limit, opt), open(t, net.Port(1, 0), limit)
+				var s spends
+				var back []reservoir.Result
+				for range 30 { // with some pace
+					r := allow(t, a, "k", 2)
+					if back = append(back, r); !refunds {
+						s.add(r, 2)
+					}
+					time.Sleep(bucket / 100)
+				}
+				start := time.Now()
+				time.Sleep(after / 2)
+				for _, r := range back {
+					if refunds {
+						require.NoError(t, a.Refund(bg, r))
+					}
+				}
+				calls := net.Count("")
+				time.Sleep(after / 2)
+				for more := true; more && a.Stats().Held > 0 && net.Count("") == calls; late++ {
+					r := allow(t, a, "k", 1)
+					s.add(r, 1)
+					more = r.Allowed
+				}
+				for ; time.Since(start) < 36*bucket; time.Sleep(bucket / 50) {
+					s.add(allow(t, b, "k", 1), 1)
+				}
+				require.LessOrEqual(t, s.most(limit.Window), limit.Tokens, "refunds %t, after %v", refunds, after)
+				require.NoError(t, a.Close(bg))
+				require.NoError(t, b.Close(bg))
+			}
+		}
+		t.Log(late)
+	})
+}
+
 // usedUnderFaults makes random requests, 1.5 times what the limit allows, and returns what they have used.
 func usedUnderFaults(t *testing.T, rnd *rand.Rand, all []*reservoir.Limiter, limit reservoir.Limit) *spends {
 	s := new(spends)
