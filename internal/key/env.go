@@ -82,10 +82,6 @@ func (s *Settings) guided() bool { return !s.Direct && s.Sizing.Guided() }
 // ahead reports whether keys order batches before they are needed.
 func (s *Settings) ahead() bool { return !s.Direct && s.Sizing.Ahead() }
 
-// Slack is how much longer than its timeout a call may take before its callers are
-// answered without it. A store should obey its context.
-const Slack = 20 * time.Millisecond
-
 // The pauses of a caller or a key that asks again. They double.
 const (
 	FirstPause   = 2 * time.Millisecond
