@@ -483,30 +483,6 @@ func TestBurstOnANewKey(t *testing.T) {
 	}
 }
 
-// A stock that is used up while a statement is under way that asks for nothing is restocked
-// after it, and not when the next caller waits.
-func TestUsedUpDuringAStatement(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(20 * time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(10))
-		asksNothing := make(chan struct{}, 1)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if c.Op == "sync" && c.Want == 0 {
-				asksNothing <- struct{}{}
-			}
-			return testnet.Fine
-		})
-		allow(t, l, "k", 1)
-		require.True(t, allow(t, l, "k", 15).Allowed)
-		<-asksNothing // near the window's end it is read once more
-		for l.Stats().Held > 0 {
-			require.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
-		}
-		time.Sleep(100 * time.Millisecond)
-		assert.Equal(t, reservoir.Local, allow(t, l, "k", 1).Source)
-	})
-}
-
 // A loop has drained the key once, as fast as it could. When demand is steady again, the
 // process does not give back what it orders in the next moment, again and again.
 func TestCallsAfterAKeyWasDrained(t *testing.T) {

@@ -49,7 +49,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/key"
-	"github.com/go-reservoir/reservoir/internal/lease"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // Limiter limits any number of keys. Make it with [New]; the zero Limiter is not usable.
@@ -154,14 +154,14 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 }
 
 // refuse refuses n tokens from memory, if it is known that the store has too few.
-func (l *Limiter) refuse(r *Result, k *key.Key, w *lease.Lease, now, n int64) bool {
+func (l *Limiter) refuse(r *Result, k *key.Key, w *tokens.Lease, now, n int64) bool {
 	t := k.Limit()
 	if n > t.Tokens || !w.Denies(n, now) {
 		return false
 	}
 	k.Refused()
 	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), key.Longest(*t))
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), tokens.Longest(*t))
 	return true
 }
 
@@ -383,10 +383,12 @@ func (l *Limiter) checkKey(ctx context.Context, name string) (Result, error) {
 	}
 	r := Result{Limit: limit.Tokens, Window: limit.Window, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
 	if k := l.env.Find(name); k != nil {
-		r.Remaining = min(r.Remaining+k.Held(s), r.Limit)
+		if f, _ := k.Figures(); limit.Rolls || f.Window == s.Window && f.Window.End != 0 {
+			r.Remaining = min(r.Remaining+f.Held, r.Limit)
+		}
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), key.Longest(limit))
+		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), tokens.Longest(limit))
 	}
 	return r, nil
 }

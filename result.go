@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/key"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // Result is the answer to one request. All of its fields come from the same reading of
@@ -78,7 +79,7 @@ func resultOf(k *key.Key, a *key.Answer) Result {
 
 // charge is what r was charged.
 func (r *Result) charge() key.Charge {
-	return key.Charge{Tokens: r.charged, Window: r.window(), Bucket: r.bucket, Fallback: r.Source == Fallback}
+	return key.Charge{Charge: tokens.Charge{Tokens: r.charged, Window: r.window(), Bucket: r.bucket}, Fallback: r.Source == Fallback}
 }
 
 // window is the window that r was charged to.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/lease"
 )
 
 // Answer is the answer to one request; its fields are those of the limiter's Result.
@@ -80,22 +79,6 @@ func ErrorAstray() error {
 func Outage(err error) bool {
 	failure, ok := errors.AsType[*backend.Error](err)
 	return ok && failure.Class != backend.Rejected
-}
-
-// admit answers a request for n tokens that were spent from w; stock is what is left.
-func (k *Key) admit(w *lease.Lease, n, stock int64, from Source) Answer {
-	k.Used(n)
-	t := k.Limit()
-	return Answer{Allowed: true, Source: from, Of: w.Window, Bucket: w.Bucket, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Remaining()+stock, t.Tokens), Reset: w.Window.Time(), Charged: n}
-}
-
-// refuse answers a request that w cannot serve.
-func (k *Key) refuse(w *lease.Lease, now int64, from Source) Answer {
-	t := k.Limit()
-	return Answer{
-		Of: w.Window, Source: from, Shadowed: t.Shadow, Limit: t.Tokens, Window: t.Window, Remaining: min(w.Available(), t.Tokens),
-		Reset: w.Window.Time(), RetryAfter: RetryAfter(w.RetryAfter(now), Longest(*t)),
-	}
 }
 
 // RetryAfter is what a Result says about a window of that length whose end is left away.

@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/monotime"
 	"github.com/go-reservoir/reservoir/internal/placement"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
@@ -26,7 +26,7 @@ type Env struct {
 	Counts Counts
 	Closed atomic.Bool
 
-	lives   atomic.Int64  // the number of the last life of an account; see account.Begin
+	lives   atomic.Int64  // the number of the last life of an account; see tokens.Tokens
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
 	shares  shares
@@ -76,11 +76,60 @@ func (s *Settings) Stored(key string) string { return placement.Named(s.Name, ke
 // Varies reports whether a key's limit, or the length of its window, may change.
 func (s *Settings) Varies() bool { return s.ByKey || s.Limit.Calendar.Period != 0 }
 
-// guided reports whether the store tapers the grants.
-func (s *Settings) guided() bool { return !s.Direct && s.Sizing.Guided() }
+// init makes the key of node n, on that shard.
+func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
+	k := &n.State
+	k.env, k.node, k.shard = e, n, s
+	s.keys.Add(1)
+	k.Init(limit, e.lives.Add(1))
+	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
+		k.limit.Store(&limit)
+	}
+}
 
-// ahead reports whether keys order batches before they are needed.
-func (s *Settings) ahead() bool { return !s.Direct && s.Sizing.Ahead() }
+// Make returns the key, which it makes if it is not in memory, or nil if there is no room.
+func (e *Env) Make(name string, limit backend.Limit) *Key {
+	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
+	return keyOf(e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) }))
+}
+
+// Find returns the key if it is in memory, or nil.
+func (e *Env) Find(name string) *Key { return keyOf(e.Table.Find(name)) }
+
+// FindStored is Find for the name of a key in the store.
+func (e *Env) FindStored(stored string) *Key {
+	name, key := placement.Split(stored)
+	if name != e.Name {
+		return nil
+	}
+	return e.Find(key)
+}
+
+// Get is Find without a lock. Rarely it misses a key that has just come.
+func (e *Env) Get(name string) *Key { return keyOf(e.Table.Get(name)) }
+
+func keyOf(n *node) *Key {
+	if n == nil {
+		return nil
+	}
+	return &n.State
+}
+
+// All calls yield with every key in memory, also those that leave their counter, and holds no lock meanwhile.
+func (e *Env) All(yield func(*Key) bool) {
+	more := true
+	e.Table.All(func(n *node) bool { more = yield(&n.State); return more })
+	if more {
+		e.leavers.all(yield)
+	}
+}
+
+// Keeps reports whether a key is in memory, or leaves its counter.
+func (e *Env) Keeps() bool {
+	e.leavers.mu.Lock()
+	defer e.leavers.mu.Unlock()
+	return len(e.leavers.keys) > 0 || e.Table.Len() > 0
+}
 
 // The pauses of a caller or a key that asks again. They double.
 const (
@@ -121,12 +170,19 @@ func (c *Counts) Admitted(spent int64) int64 {
 }
 
 // Move adds the tokens of m.
-func (c *Counts) Move(m account.Moved) {
+func (c *Counts) Move(m tokens.Moved) {
 	c.Taken.Add(m.Taken)
 	c.Returned.Add(m.Returned)
 	c.Expired.Add(m.Expired)
 	c.Overdrawn.Add(m.Overdrawn)
 	c.Left.Add(m.Settled)
+}
+
+// RefundLeft takes back n tokens that no account holds any more: they have expired.
+func (c *Counts) RefundLeft(n int64) {
+	n = TakeUpTo(&c.Left, n)
+	c.Refunded.Add(n)
+	c.Expired.Add(n)
 }
 
 // overdraw counts n tokens that the failure policy has admitted.

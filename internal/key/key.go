@@ -1,210 +1,115 @@
-// Package key is one key of a limiter: the lease from which requests are served, the
-// account with the store, the callers in line, the fetch for them, and what is settled.
+// Package key is one key of a limiter: all that happens to it, in one place.
 //
-// Everything that happens to a key is an event: a caller, a reply, a timer, a refund, its
-// turn to call. An event takes the key's lock, changes the parts, serves the line and
-// makes the one decision of package next. A fetch starts after the lock is released,
-// because it is never held during I/O, a callback or a wait. What a key sees of its
-// limiter is Env.
+// What happens to a key is an event: a caller, a reply, a timer, a message, a refund, its turn to call. An event takes the
+// key's lock, changes the parts, serves the line, and makes the one decision of package next; see [Key.step]. A fetch starts after the
+// lock is released, because the lock is never held during I/O, a callback or a wait. The parts know nothing of each other: tokens,
+// waiters, demand, denial, surplus. What a key sees of its limiter is Env.
 package key
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
+	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/keytable"
-	"github.com/go-reservoir/reservoir/internal/lease"
 	"github.com/go-reservoir/reservoir/internal/next"
-	"github.com/go-reservoir/reservoir/internal/placement"
+	"github.com/go-reservoir/reservoir/internal/surplus"
+	"github.com/go-reservoir/reservoir/internal/tokens"
+	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
-// Key is one key. Exported methods are safe for concurrent use. These, event and update, and
-// what a caller does on its way through the line (decide, await, cancel) take the lock
-// if they need it; all other methods are parts of an event and need it.
+// Key is one key. Exported methods are safe for concurrent use: they take the lock. All others are parts of a step and need it.
 //
-// A limiter may have a million keys, most of them seen once, so fields that only some keys
-// need (queue, use, fallback) are pointers, nil until then.
+// A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
 type Key struct {
-	// The fields that the hot path reads come first, in one cache line.
-	lease    atomic.Pointer[lease.Lease]
-	env      *Env
-	limit    atomic.Pointer[backend.Limit] // which may change its tokens
-	refusals atomic.Int64                  // requests refused
-	node     *node
+	// The hot path reads these, without the lock.
+	terms               // the limit: written under the lock
+	meter               // counts
+	env           *Env  // never changes
+	node          *node // never changes; has the key
+	tokens.Tokens       // Lease; the lock guards the rest
 
-	shard *Shard
-
-	mu       sync.Mutex
-	account  account.Account
-	queue    *queue    // nil while nobody waits and nothing is in flight
-	use      *usage    // nil until the second fetch
-	fallback *fallback // nil unless the store has been away
-
-	firstFetch int64  // time of the first fetch; 0 = none yet
-	largest    most   // the largest request since the last observation of demand
-	clients    uint16 // that share the key: the larger count of this window and the last
-	reported   uint16 // clients in the store's last reply
-	phase      phase
-	inLine     next.Class // the line of its shard in which the key stands
-	parted     bool       // it has left its counter, and is not in the table any more
-	orphan     bool       // it found no room among the leavers
-	short      bool       // the limit will run out before the window ends, by the last reading
-	replyLost  bool       // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
+	// The lock guards all that follows. Nothing but step and the events that it calls writes it.
+	mu        sync.Mutex
+	shard     *Shard     // on which the key was when it last looked
+	use       *use       // nil outside a step unless the key is in use
+	first     int64      // time of the first fetch; 0 = none yet
+	clients   uint16     // that share the key: the larger count of this window and the last
+	reported  uint16     // clients in the store's last reply
+	phase     phase      //
+	inLine    next.Class // the line of its shard in which the key stands
+	parted    bool       // it has left its counter, and is not in the table any more
+	orphan    bool       // it found no room among the leavers
+	short     bool       // the limit will run out before the window ends, by the last reading
+	replyLost bool       // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
 }
 
 type node = keytable.Node[Key]
 
-// phase is the state of a key. Two more states come by time alone, so no event enters them,
-// and package next tells them from the lease: ending, past the deadline but not surely past
-// the window's end, and over.
+// phase says whether the key is kept in memory. What is known of its window is said by its lease (none: cold; alive; over) and its denial.
 type phase uint8
 
 const (
-	phaseCold    phase = iota // no window is known
-	phaseOpen                 // stock may be spent until the lease's deadline
-	phaseDenied               // the store has too little for some caller, until deniedUntil
-	phaseLeaving              // idle: what it holds goes back, and a last statement that says so is due
-	phaseLeft                 // idle, and no last statement is due any more
-	phaseRetired              // forgotten, or closed: look the key up again
+	active  phase = iota
+	leaving       // idle, or its limit counts elsewhere: what it holds goes back, and a last statement that says so is due
+	left          // no last statement is due any more
+	retired       // forgotten, or closed: look the key up again
 )
 
-// enter is the only place where a key changes its phase.
-func (k *Key) enter(p phase) {
-	invariant.That(k.phase != phaseRetired || p == phaseRetired, "from retired to phase %d", p)
-	k.phase = p
+// use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice.
+type use struct {
+	line    waiters.Line[outcome]
+	denial  denial.Denial
+	surplus surplus.Surplus
+	demand  *demand.Demand // nil until it is worth to keep
+	share   *share         // what the failure policy has admitted; nil = nothing
+
+	fetch    *Fetch // in flight; there is one at a time; nil = none
+	unserved int    // fetches in a row that served nobody
+	joined   int64  // callers who have come since the last order
+
+	timer   *time.Timer
+	due     int64 // when timer fires
+	replied int64 // when the store answered last
+	spread  int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
+	charge  int64 // when to state debt at the latest; 0 = at once
+	hold    int64 // until when a rolling limit orders nothing ahead, because it would get nothing
+
+	backoff  int64          // after a failed fetch, the earliest time of the next
+	pause    time.Duration  // of the last back-off; it doubles
+	failedAt int64          // when a fetch that asks for a batch failed last, or its reply was void
+	rejected bool           // the last fetch was rejected
+	void     bool           // the last reply was void
+	astray   int            // fetches in a row that named another period of the calendar than the store's
+	voided   backend.Window // the last one that a Reset has voided, by its message
+
+	asked   uint64 // number of the last question for the limit whose answer may be too old
+	policed uint64 // the failure policy has no answer for the callers in line up to this one, but Rejected
+	shared  int64  // tokens that it still admitted when they were asked about
 }
 
-// idle reports whether the key is to be forgotten, unless a caller comes.
-func (k *Key) idle() bool { return k.phase >= phaseLeaving }
-
-// inWindow records what is known of the key's window, unless the key is idle.
-func (k *Key) inWindow(p phase) {
-	if !k.idle() {
-		k.enter(p)
-	}
+// terms are the limit of a key.
+type terms struct {
+	limit atomic.Pointer[backend.Limit] // which may change its tokens
 }
 
-// comeBack keeps the key in memory, because a caller has come.
-func (k *Key) comeBack() {
-	switch {
-	case k.parted || k.phase != phaseLeaving && k.phase != phaseLeft:
-	case k.lease.Load() == nil:
-		k.enter(phaseCold)
-	case k.deniedUntil() != 0:
-		k.enter(phaseDenied)
-	default:
-		k.enter(phaseOpen)
-	}
+// Limit returns the key's limit.
+func (t *terms) Limit() *backend.Limit { return t.limit.Load() }
+
+// meter has what the hot path counts.
+type meter struct {
+	refusals atomic.Int64  // requests refused
+	largest  atomic.Uint32 // the largest request since the last observation of demand
 }
 
-// leave lets the key be forgotten, after a last statement if one is needed.
-func (k *Key) leave(now int64) {
-	k.lease.Load().CancelOrder()
-	if k.needsLast(now) {
-		k.enter(phaseLeaving)
-	} else {
-		k.enter(phaseLeft)
-	}
-}
-
-// deniedUntil is until when the store surely has too little for some caller; 0 = ask the store.
-func (k *Key) deniedUntil() int64 {
-	if k.use == nil {
-		return 0
-	}
-	return k.use.deniedUntil
-}
-
-// allow ends a denial: the store may have more.
-func (k *Key) allow() {
-	if k.use != nil {
-		k.use.deniedUntil = 0
-	}
-	if k.phase == phaseDenied {
-		k.enter(phaseOpen)
-	}
-}
-
-// init makes the key of node n, on that shard.
-func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
-	k := &n.State
-	k.env, k.node, k.shard = e, n, s
-	s.keys.Add(1)
-	k.account.Begin(limit, e.lives.Add(1))
-	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
-		k.limit.Store(&limit)
-	}
-}
-
-// Make returns the key, which it makes if it is not in memory, or nil if there is no room.
-func (e *Env) Make(name string, limit backend.Limit) *Key {
-	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
-	return keyOf(e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) }))
-}
-
-// Find returns the key if it is in memory, or nil.
-func (e *Env) Find(name string) *Key { return keyOf(e.Table.Find(name)) }
-
-// FindStored is Find for the name of a key in the store.
-func (e *Env) FindStored(stored string) *Key {
-	name, key := placement.Split(stored)
-	if name != e.Name {
-		return nil
-	}
-	return e.Find(key)
-}
-
-// Get is Find without a lock. Rarely it misses a key that has just come.
-func (e *Env) Get(name string) *Key { return keyOf(e.Table.Get(name)) }
-
-func keyOf(n *node) *Key {
-	if n == nil {
-		return nil
-	}
-	return &n.State
-}
-
-// All calls yield with every key in memory, also those that leave their counter, and holds no lock meanwhile.
-func (e *Env) All(yield func(*Key) bool) {
-	more := true
-	e.Table.All(func(n *node) bool { more = yield(&n.State); return more })
-	if more {
-		e.leavers.all(yield)
-	}
-}
-
-// Figures are what a key has done since it came into memory.
-type Figures struct {
-	Spent     int64          // tokens that requests used
-	Denied    int64          // requests refused
-	Held      int64          // tokens to be spent
-	Returning int64          // tokens on their way back to the store
-	Debt      int64          // tokens settled that the store must still charge
-	Window    backend.Window // whose tokens may be spent now, or none
-	Parted    bool           // the key has left this counter
-	Exhausted bool           // the store has too little for some requests, which are refused from memory
-}
-
-// Figures returns the key's figures; ok is false if it was forgotten. The spent tokens are
-// derived, not counted, because the hot path writes nothing but the stock.
-func (k *Key) Figures() (f Figures, ok bool) {
-	k.event(func(now int64) effect {
-		w := k.lease.Load()
-		f = Figures{
-			Spent: k.spent(), Denied: k.refusals.Load(), Held: k.held(), Returning: k.account.Unconfirmed(), Debt: k.account.Unpaid(), Exhausted: k.deniedUntil() != 0,
-		}
-		if w.Alive(now) {
-			f.Window = w.Window
-		}
-		f.Parted, ok = k.parted, k.phase != phaseRetired
-		return unchanged
-	})
-	return f, ok
-}
+// Refused counts a request that was refused from memory.
+func (m *meter) Refused() { m.refusals.Add(1) }
 
 // Name is the user's name of the key.
 func (k *Key) Name() string { return k.node.Key }
@@ -212,173 +117,223 @@ func (k *Key) Name() string { return k.node.Key }
 // Of reports whether the key is one of e.
 func (k *Key) Of(e *Env) bool { return k.env == e }
 
-// Lease returns the lease from which requests are served, or nil.
-func (k *Key) Lease() *lease.Lease { return k.lease.Load() }
-
-// Limit returns the key's limit.
-func (k *Key) Limit() *backend.Limit { return k.limit.Load() }
-
-// Refused counts a request that was refused from memory.
-func (k *Key) Refused() { k.refusals.Add(1) }
-
 // Used records a request for n tokens that was served.
 func (k *Key) Used(n int64) {
-	k.largest.record(n)
+	if size := uint32(min(n, 1<<32-1)); size > k.largest.Load() {
+		k.largest.Store(size)
+	}
 	k.env.Counts.Extra.Add(k.node.Hash, n-1)
-}
-
-// OrderIfLow orders a batch if left, the stock of w after a spend, is at the re-order
-// point. Only one of the callers that find it there orders. The point of a key's first
-// batch only tells that the key is used again, and so needs an estimate of its demand.
-func (k *Key) OrderIfLow(w *lease.Lease, left int64) {
-	if !w.ClaimReorder(left) {
-		return
-	}
-	k.event(func(now int64) effect {
-		if k.lease.Load() != w || k.phase == phaseRetired {
-			return unchanged
-		}
-		k.comeBack()
-		if k.use == nil {
-			k.usage().observe(k, now)
-		}
-		s := k.situation(now)
-		if point := s.reorder(); left > point {
-			k.setReorder(w, point)
-		}
-		return changed
-	})
-}
-
-// setReorder sets the re-order point. The stock may be below it already, because the batch is
-// smaller than what is used during the next fetch: the hot path reports only a stock that
-// falls to the point.
-func (k *Key) setReorder(w *lease.Lease, point int64) {
-	w.SetReorder(point)
-	if point > 0 && k.use.demand().Regular(k.Limit().Window) && k.held()-k.queue.callers().Tokens() <= point {
-		w.Order()
-	}
 }
 
 // effect is what an event has changed.
 type effect struct {
-	changed bool  // something on which the line or a fetch depends
-	probe   int64 // tokens for which a probe is due, because a caller was refused though its denial is over
-	expects bool  // the probe's tokens are for a caller that will soon be in line
+	changed  bool   // something on which the line or a fetch depends
+	fresh    bool   // the store's rest was read just now
+	probe    int64  // tokens for which a probe is due, because a caller was refused though its denial is over
+	expects  bool   // the probe's tokens are for a caller that will soon be in line
+	fetch    *Fetch // that has ended, and may have served none of its callers
+	unserved error  // why
 }
 
 var unchanged, changed = effect{}, effect{changed: true}
 
 // event changes the key, and starts the fetch that is due after that.
 func (k *Key) event(change func(now int64) effect) {
-	if f := k.update(change, slot{}); f != nil {
+	if f := k.step(change, slot{}); f != nil {
 		go k.env.Caller.Send(f)
 	}
 }
 
-// update is the part of an event under the lock. has is the slot of a key whose turn to call has come, or none.
-func (k *Key) update(change func(now int64) effect, has slot) *Fetch {
+// step is all that happens to a key at one event: expire, change, serve, decide, act. It does no I/O. It returns the fetch that is to be
+// sent. has is the slot of a key whose turn to call has come, or none.
+func (k *Key) step(change func(now int64) effect, has slot) (f *Fetch) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
-	turned, was := k.expire(now), k.phase
-	var f *Fetch
-	if did := change(now); did.changed || turned || k.phase != was {
-		f = k.advance(now, did, has)
+	if k.use == nil {
+		k.use = new(use)
 	}
-	return f
-}
+	u, was := k.use, k.phase
+	defer func() {
+		invariant.That(was != retired || k.phase == retired, "from retired to phase %d", k.phase)
+		if u.demand == nil && u.fetch == nil && u.share == nil && u.line.Empty() && k.inLine == 0 {
+			k.use = nil // nothing of it would be missed
+		}
+	}()
 
-// advance ends every event: it serves the line, asks package next what to do, and orders
-// that fetch or sets the timer for the next look.
-func (k *Key) advance(now int64, did effect, has slot) (f *Fetch) {
+	// Expire. Not after the change, which must not spend what is over.
+	moved, turned := k.Expire(now, u.fetch != nil)
+	k.env.Counts.Move(moved)
+	if u.denial.Until() != 0 && k.Rolls() && k.Lease().Freed(now) { // some tokens count no more
+		u.denial.Open()
+		k.Lease().AddRemaining(1)
+		turned = true
+	}
+	if turned && u.line.Active() == 0 { // a caller that comes now is served from the stock
+		k.publish()
+	}
+
+	// Change.
+	did := change(now)
+	if !did.changed && !turned && k.phase == was || k.phase == retired {
+		return nil
+	}
+
+	if k.Rolls() && u.line.Parked() > 0 && u.denial.Until() != 0 && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
+		did.probe = u.line.Waits()
+	}
+
+	// Serve.
 	if k.parted { // all that is at hand goes back, because handles still spend
-		k.allow()
-		w := k.lease.Load()
-		if w.CancelOrder(); !w.Over(now) && k.held() > 0 {
-			k.account.Return(k.drain(), 0)
+		u.denial.Open()
+		if w := k.Lease(); w != nil {
+			if w.CancelOrder(); !w.Over(now) {
+				k.Return(-1)
+			}
 		}
 	}
-	k.serve(now, false)
-	w := k.lease.Load()
-	if k.queue.callers().Active() == 0 { // otherwise a newcomer could take what the line waits for
-		k.publish(w)
+	k.serve(now, did.fresh)
+	if did.unserved != nil {
+		did.fetch.countUnserved(now, did.unserved)
 	}
+	if u.line.Active() == 0 { // otherwise a newcomer could take what the line waits for
+		k.publish()
+	}
+
+	// Decide.
 	facts := k.facts(now, did)
-	if k.use != nil || k.idle() {
-		facts.Surplus, facts.Look = k.surplus(now)
-		facts.Called = k.use != nil && k.use.recall.called.End != 0
-	}
 	why, at := next.Step(facts)
 	for why != next.None && !k.takeSlot(&has, facts.Class(why), facts.Open) {
 		facts.InLine = k.inLine
 		why, at = next.Step(facts)
 	}
+
+	// Act.
 	if why != next.None && k.env.Calls.Begin() {
 		f = k.order(why, now, did.probe, facts.Surplus)
 		f.slot = has
 	}
-	k.publish(w)
-	if at != next.Never && k.phase != phaseRetired {
-		k.usage().arm(now, at)
+	k.publish() // what is at hand now, or not while the fetch may bring what callers wait for
+	if at != next.Never && !(now < u.due && u.due <= at) {
+		k.keep()
+		if u.due = at; u.timer == nil {
+			u.timer = time.AfterFunc(time.Duration(at-now), k.tick)
+		} else {
+			u.timer.Reset(time.Duration(at - now))
+		}
 	}
-	if k.queue != nil && k.queue.fetch == nil && k.queue.line.Empty() {
-		k.queue = nil
-	}
-	k.check()
+	invariant.That(u.denial.Until() == 0 || k.Lease() != nil || k.parted, "denied until %d without a lease", u.denial.Until())
 	return f
 }
 
-// check asserts that the phase is what the parts say.
-func (k *Key) check() {
-	if invariant.Enabled && !k.idle() {
-		invariant.That((k.phase == phaseCold) == (k.lease.Load() == nil), "phase %d, lease %v", k.phase, k.lease.Load())
-		invariant.That((k.phase == phaseDenied) == (k.deniedUntil() != 0), "phase %d, denied until %d", k.phase, k.deniedUntil())
+// tick is the event that the key's timer fires.
+func (k *Key) tick() {
+	k.event(func(int64) effect { k.use.due = 0; return changed })
+}
+
+// keep keeps what is known of the key's use from now on: most keys are fetched for once, and one observation says nothing.
+func (k *Key) keep() *use {
+	u := k.use
+	if u.demand != nil {
+		return u
 	}
+	limit := *k.Limit()
+	u.demand = demand.New(k.Balance(), k.first)
+	u.spread = spread(limit.Window)
+	u.surplus.Believes(k.free())
+	if w := k.Lease(); w != nil && k.first != 0 { // it was read once, at k.first
+		u.demand.Opened(limit.Window, 0, 0)
+		u.demand.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.first), Remaining: w.Remaining()}, 0)
+	}
+	return u
+}
+
+// spread is how long after a reset this process waits before it calls the store.
+func spread(window time.Duration) int64 {
+	return int64(chance.Part(min(window/spreadPart, spreadMax)))
+}
+
+// observe brings the estimate of the demand up to date.
+func (k *Key) observe(now int64) {
+	k.keep().demand.Observe(k.Limit().Window, now, k.Spent(), int64(k.largest.Swap(0)))
 }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
 // while the key is denied. While a fetch is in flight for callers in line, tokens stay
 // reserved and nobody is refused without the lock, because the fetch may bring enough.
-func (k *Key) publish(w *lease.Lease) {
-	if w == nil || k.queue.inFlight() && k.queue.line.Active() > 0 {
+func (k *Key) publish() {
+	u := k.use
+	if u.fetch != nil && u.line.Active() > 0 {
 		return
 	}
-	until := k.deniedUntil()
-	if k.idle() { // the next caller must come by the lock
+	until := u.denial.Until()
+	if k.phase >= leaving { // the next caller must come by the lock
 		until = 0
 	} else if until != 0 && k.env.ByKey { // so must one now and then, to ask whether the limit was raised
-		until = min(until, k.use.recheck)
+		until = min(until, u.denial.Recheck())
 	}
-	w.Publish(k.queue.unreserve(), until)
+	k.Publish(until)
 }
 
-// How far a key looks ahead. A Part divides the window.
+// free is how many of the tokens that the key holds nobody here waits for. That is what a
+// statement says to be idle, and all of it goes back when others want it: a key that keeps
+// what it will use soon makes refusals elsewhere untrue if its callers have moved on.
+func (k *Key) free() int64 { return max(k.Held()-k.use.line.Tokens(), 0) }
+
+// How far a key looks ahead. A Part divides the window, or a bucket.
 const (
-	refreshPart = 50  // before the end, to read the end once more
-	spreadPart  = 200 // over which processes spread their calls at the reset
-	spreadMax   = 5 * time.Millisecond
-	worthOne    = 0.1                   // expected waiting callers above which a refresh is worth a call
-	probeTime   = 20 * time.Millisecond // after which a probe has mostly shown whether the store is back
+	spreadPart = 200 // over which processes spread their calls at the reset
+	spreadMax  = 5 * time.Millisecond
+	renewPart  = 7  // of a bucket, over which they spread those for the next ones
+	freesPart  = 20 // of a bucket, over which they spread those for tokens that count no more
+	holdPart   = 8  // of a bucket, for which a key orders nothing ahead after it has got nothing
+	rareTimes  = 8  // in a window all processes together look whether something has come back to a rolling limit before a refusal ends
+	worthTwo   = 2  // tokens used in a bucket from which on they are ordered ahead
 )
 
-// facts returns all facts of the key except those of its surplus. It changes nothing.
+// sizes returns what sizes depend on besides the demand.
+func (k *Key) sizes(now int64) demand.Terms {
+	w, e, l := k.Lease(), k.env, *k.Limit()
+	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
+	switch t.Open = w.Alive(now); {
+	case k.Rolls():
+		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
+	case t.Open:
+		t.Left, t.Passed = time.Duration(w.Deadline()-now), l.Window-time.Duration(w.LatestEnd()-now)
+	}
+	return t
+}
+
+// bucket is the length of a bucket of a rolling limit.
+func bucket(window time.Duration) time.Duration { return window / backend.Buckets }
+
+// pace is how many tokens a key of a rolling limit is likely to use in so long.
+func (k *Key) pace(in time.Duration, now int64) float64 {
+	l := *k.Limit()
+	return float64(k.use.demand.Pace(l, now, k.Spent())) * in.Seconds() / l.Window.Seconds()
+}
+
+// kept is how many tokens a key of a rolling limit will use of those that it has, before they are over, and three deviations more.
+func (k *Key) kept(now int64) int64 {
+	until, _ := k.Last()
+	use := k.pace(time.Duration(until-now), now)
+	return int64(math.Ceil(use + 3*math.Sqrt(use)))
+}
+
+// facts returns all facts of the key on which its next call depends.
 func (k *Key) facts(now int64, did effect) next.Facts {
-	w, line := k.lease.Load(), k.queue.callers()
+	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
-		Now: now, Retired: k.phase == phaseRetired || k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: k.queue.inFlight(),
-		Active: line.Active(), Passing: line.Passing(), Parked: line.Parked(),
-		Denied: k.deniedUntil(), Probe: did.probe > 0, Alive: w.Alive(now), Unconfirmed: k.phase == phaseLeaving,
+		Now: now, Retired: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
+		Active: u.line.Active(), Passing: u.line.Passing(), Parked: u.line.Parked(),
+		Denied: u.denial.Until(), Recall: u.denial.Again(), Probe: did.probe > 0, Alive: w.Alive(now),
+		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
 	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
 	}
 	if f.Open {
-		f.Ask = max(k.shard.NextProbe(), now) + int64(probeTime)
-	}
-	u := k.use
-	if u != nil {
-		f.Backoff, f.Rejected, f.Spread, f.Recall = u.backoff, u.rejected, u.spread, u.recall.again
+		f.Ask = max(k.shard.NextProbe(), now) + int64(probeSlack)
 	}
 	if w == nil {
 		return f
@@ -387,104 +342,135 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
-	f.Ending = k.queue != nil && k.queue.unserved > 0 && !f.Alive && !w.Doubted()
-	rolls := k.Limit().Rolls
-	switch {
-	case !k.keeps(w, now):
-	case rolls && u != nil: // what is unspent of a bucket that is over goes along with the next statement
-		f.Charge = u.charge
-	case k.account.Unpaid() > 0:
-		f.Charge = 1
-		if u != nil {
-			f.Charge = max(u.charge, 1)
-		}
+	f.Ending = u.unserved > 0 && !f.Alive && !w.Doubted()
+	keeps := k.Keeps(now)
+	if keeps && k.Unpaid() > 0 {
+		f.Charge = max(u.charge, 1)
 	}
-	f.Unconfirmed = f.Unconfirmed || k.keeps(w, now) && k.account.Unconfirmed() > 0 && !rolls
+	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && k.Unconfirmed() > 0
 	f.Low = w.OrderDue() && w.Remaining() > 0
-	if u == nil || k.idle() || k.env.Direct {
-		return f
-	}
+
+	// What lies idle. What is unspent of a rolling limit's bucket that is over goes along with the next statement, if the store knows of it.
+	back := int64(0)
 	if rolls {
-		k.lookAhead(&f)
+		back = k.Unconfirmed()
+	}
+	switch stock := w.Stock(); {
+	case k.phase >= leaving:
+		f.Surplus = stock
+	case k.env.Direct:
+		f.Surplus = stock + back
+	case u.demand == nil || !keeps || f.InFlight: // a reply may bring what others want
+	case !k.env.Caller.Hears(k.env.Stored(k.node.Key)) && !u.surplus.Called():
+		f.Surplus, f.Look = k.outlasts(now)
+	default:
+		f.Surplus, f.Look = u.surplus.Look(surplus.View{
+			Now: now, Window: w.Window, Rolls: rolls, Free: min(k.free(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: k.shard.Lead(), Short: k.short,
+		})
+	}
+	f.Called = u.surplus.Called()
+
+	// What to order ahead.
+	if u.demand == nil || k.phase >= leaving || k.env.Direct {
 		return f
 	}
-	window := k.Limit().Window
-	f.Regular = k.env.ahead() && u.Regular(window) && !k.small()
-	f.Used = u.UsedIn(k.spent(), k.refusals.Load())
-	// Callers that come between the two bounds of the window's end would wait. If some are
-	// likely, read the end once more when it is near.
-	at, gap := w.LatestEnd()-int64(window)/refreshPart, time.Duration(w.LatestEnd()-w.Deadline())
-	if f.Regular && u.replied < at && u.Within(gap) > worthOne {
-		f.Refresh = at
+	if t := k.sizes(now); !rolls {
+		f.Regular = t.Ahead() && u.demand.Regular(l.Window) && !u.demand.Small(&t)
+		f.Used = u.demand.UsedIn(k.Spent(), k.refusals.Load())
+	} else {
+		f.Low = f.Low && now >= u.hold
+		if until, last := k.Last(); last != 0 && t.Ahead() && k.pace(bucket(l.Window), now) >= worthTwo {
+			f.Refresh = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
+		}
 	}
 	return f
 }
 
-// held is what the key holds, whether it may still be spent or not.
-func (k *Key) held() int64 { return k.lease.Load().Stock() + k.queue.held() }
+// probeSlack is how long after the time of a shard's probe a key looks whether its circuit is still open.
+const probeSlack = 20 * time.Millisecond
 
-// drain takes out all that the key holds.
-func (k *Key) drain() int64 { return k.lease.Load().Drain() + k.queue.unreserve() }
-
-// spent is how many tokens requests have used so far.
-func (k *Key) spent() int64 { return k.account.Spent(k.held()) }
-
-// keeps reports whether what the key holds is not over. In the last moment of a fixed window it is; what a rolling limit's
-// account has may count for longer than its lease.
-func (k *Key) keeps(w *lease.Lease, now int64) bool {
-	return w.Alive(now) || k.Limit().Rolls && !w.Over(now)
+// outlasts returns the surplus of a key that cannot be called, and when to look again: tokens that will not be used while the
+// limit lasts, if they are half of the stock, because less is not worth a call.
+func (k *Key) outlasts(now int64) (n, at int64) {
+	u, t, stock := k.use, k.sizes(now), k.Lease().Stock()
+	if !k.short || stock <= t.Limit.Tokens/50/t.Clients {
+		return 0, 0
+	}
+	pause := surplus.Pause(t.Limit.Window)
+	if at = u.surplus.Due(now, pause); now < at { // the rate is not known yet
+		return 0, at
+	}
+	u.surplus.Again(now)
+	lasts := t.Limit.Window
+	if !k.Rolls() {
+		lasts = u.demand.Lasts(t.Limit.Window, t.Passed, t.Open)
+	}
+	soon := u.demand.Soon(t.Limit.Window, max(min(lasts, t.Left), pause), now, k.Spent())
+	if n = min(k.free()-int64(soon), stock); n <= stock/2 {
+		n = 0
+	}
+	return n, now + int64(pause)
 }
 
-// expire counts tokens and debt whose window is over; while a fetch is in flight its reply decides. It reports whether a
-// rolling limit has another lease since, or may have tokens again.
-func (k *Key) expire(now int64) (changed bool) {
-	w := k.lease.Load()
-	switch {
-	case k.phase == phaseRetired || w == nil:
-	case k.Limit().Rolls:
-		return k.expireRolling(w, now)
-	case w.Over(now) && !k.queue.inFlight():
-		k.env.Counts.Move(k.account.Expire(k.drain()))
-		k.env.Counts.Move(k.account.ExpireDebt())
+// serve serves the line; nothing else decides which callers in line are served. They can
+// get the tokens at hand and those that the store has left. fresh says that the store's
+// rest was read just now. Otherwise it is known only while the key is denied, and a caller
+// that cannot be served at once waits for a fetch.
+func (k *Key) serve(now int64, fresh bool) {
+	u := k.use
+	if u.line.Empty() {
+		return
 	}
-	return false
+	w, l := k.Lease(), k.Limit()
+	rest := int64(math.MaxInt64)
+	var hand int64
+	var to waiters.Windows // not needed before the rest is known
+	if w.Alive(now) {
+		hand = k.Reserve()
+		if until := u.denial.Until(); fresh || until != 0 && (now < until || k.Rolls() && !w.Freed(now)) {
+			rest, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(l.Window), Tokens: l.Tokens}
+		}
+	}
+	u.line.Serve(hand, rest, to, func(c *waiter, v waiters.Verdict) {
+		if v != waiters.Grant && u.denial.Until() == 0 { // the store has too little
+			k.deny(now)
+		}
+		o := outcome{}
+		switch v {
+		case waiters.Grant:
+			k.Take(c.N)
+			k.Used(c.N)
+			o.Answer = k.answer(true, c.N, now, k.source(c.N))
+		case waiters.Refuse:
+			k.refusals.Add(1)
+			o.Answer = k.answer(false, c.N, now, k.source(c.N))
+		case waiters.Miss:
+			o.Err = ErrDeadline
+		}
+		if v != waiters.Miss {
+			u.unserved = 0
+		}
+		u.line.Notify(c, o)
+	})
+	if u.denial.Until() == 0 && u.line.Parked() > 0 { // the store has too little
+		k.deny(now)
+	}
+	if k.shard.Open() { // the others get none
+		k.fallBack(u.line.Last(), now, k.shard.OpenError())
+	}
 }
 
-// enterWindow makes window the current one; the zero Window is none. The account has left the one
-// before, and spent is how many tokens requests had used by then.
-func (k *Key) enterWindow(window backend.Window, spent, now int64) *lease.Lease {
-	k.short, k.clients = false, k.reported
-	if f := k.fallback; f != nil && now > f.end {
-		k.fallback = nil
+// deny refuses from memory: until it is this process' turn to probe, or the window ends or, of a rolling limit, some tokens count
+// no more.
+func (k *Key) deny(now int64) {
+	u, w, window := k.keep(), k.Lease(), k.Limit().Window
+	if !u.demand.IsExhausted() {
+		k.observe(now)
+		u.demand.Exhausted(now)
 	}
-	if u := k.use; u != nil {
-		u.deniedUntil, u.carried = 0, backend.Window{}
-		length := k.Limit().Window
-		u.Observe(length, now, spent, k.largest.take())
-		u.opened(length, spent, k.refusals.Load())
+	ends, turn := w.LatestEnd(), window/denial.Times
+	if k.Rolls() {
+		ends, turn = now+int64(w.RetryAfter(now)), window/rareTimes
 	}
-	var w *lease.Lease
-	if window.End == 0 {
-		k.inWindow(phaseCold)
-	} else {
-		w = lease.New(window)
-		k.inWindow(phaseOpen)
-	}
-	k.lease.Store(w)
-	return w
-}
-
-// leaveWindow ends the account of the key's window, if no reply does that.
-func (k *Key) leaveWindow() { k.env.Counts.Move(k.account.Leave(k.drain())) }
-
-// moved counts what a reply with that grant has moved. Debt that the store has charged is no burst of demand.
-func (k *Key) moved(m account.Moved, grant int64) {
-	k.env.Counts.Move(m)
-	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-grant)
-	k.use.demand().Skip(m.Taken - grant)
-}
-
-// carried reports whether what was charged in that window counts in the key's present one.
-func (k *Key) carried(of backend.Window) bool {
-	return k.use != nil && k.use.carried == of && of.End != 0 && k.lease.Load() != nil
+	u.denial.Deny(now, ends, turn*time.Duration(max(k.clients, 1)), window)
 }

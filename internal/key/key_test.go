@@ -116,42 +116,42 @@ func TestPhases(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		after func(t *testing.T, r *rig, k *Key)
-		want  phase
+		want  string
 		short bool
 	}{
-		{"nothing has happened", func(*testing.T, *rig, *Key) {}, phaseCold, false},
-		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, phaseOpen, true},
-		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, phaseOpen, false},
+		{"nothing has happened", func(*testing.T, *rig, *Key) {}, "cold", false},
+		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, "open", true},
+		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, "open", false},
 		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 500)
 			r.ask(t, k, 1)
 			time.Sleep(10 * time.Second)
 			r.ask(t, k, 50)
-		}, phaseOpen, true},
-		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, phaseDenied, true},
+		}, "open", true},
+		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, "denied", true},
 		{"a request for more than is left, though few come", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			time.Sleep(30 * time.Second)
 			r.ask(t, k, 50)
 			assert.False(t, r.ask(t, k, 1000).Allowed)
-		}, phaseDenied, false},
+		}, "denied", false},
 		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute})
-		}, phaseOpen, true},
+		}, "open", true},
 		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
 			time.Sleep(time.Minute)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, phaseOpen, true},
+		}, "open", true},
 		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.away.Store(true)
 			r.forget(k)
-		}, phaseLeaving, true},
+		}, "leaving", true},
 		{"the same, and a request", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
@@ -159,44 +159,65 @@ func TestPhases(t *testing.T) {
 			r.forget(k)
 			r.away.Store(false)
 			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, phaseOpen, true},
+		}, "open", true},
 		{"two visits, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1)
 			r.ask(t, k, 1)
 			r.forget(k)
-		}, phaseRetired, true},
+		}, "retired", true},
 		{"a limit of another length, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			r.away.Store(true)
 			k.Relimit(hourly)
 			assert.Nil(t, r.env.Find("k"))
-		}, phaseLeaving, true},
+		}, "leaving", true},
 		{"the same, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			k.Relimit(hourly)
 			time.Sleep(2 * time.Millisecond)
-		}, phaseRetired, true},
+		}, "retired", true},
 		{"a block, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			k.Relimit(backend.Limit{Tokens: BlockTokens})
 			time.Sleep(2 * time.Millisecond)
-		}, phaseRetired, true},
-		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, phaseRetired, true},
+		}, "retired", true},
+		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, "retired", true},
 	} {
 		withKey(t, c.name, func(t *testing.T, r *rig, k *Key) {
 			c.after(t, r, k)
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			assert.Equal(t, c.want, k.phase)
+			assert.Equal(t, c.want, k.state())
 			assert.Equal(t, c.short, k.short, "the limit will run out")
 		})
 	}
 }
 
+// state names what a key is.
+func (k *Key) state() string {
+	switch {
+	case k.phase == retired:
+		return "retired"
+	case k.phase == left:
+		return "left"
+	case k.phase == leaving:
+		return "leaving"
+	case k.Lease() == nil:
+		return "cold"
+	case k.use != nil && k.use.denial.Until() != 0:
+		return "denied"
+	}
+	return "open"
+}
+
 // TestRetiredStaysRetired: no event makes more of a key that is retired.
 func TestRetiredStaysRetired(t *testing.T) {
 	if invariant.Enabled {
-		assert.Panics(t, func() { (&Key{phase: phaseRetired}).enter(phaseOpen) })
+		withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+			k.Retire(false)
+			assert.Panics(t, func() { k.step(func(int64) effect { k.phase = active; return changed }, slot{}) })
+			k.phase = retired
+		})
 	}
 }
 
@@ -227,9 +248,9 @@ func TestFactsChangeNothing(t *testing.T) {
 		r.ask(t, k, 100)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		now, before := r.env.Clock.Now(), *k.use.demand()
+		now, before := r.env.Clock.Now(), *k.use.demand
 		assert.Equal(t, k.facts(now, unchanged), k.facts(now, unchanged))
-		assert.Equal(t, before, *k.use.demand())
+		assert.Equal(t, before, *k.use.demand)
 	})
 }
 

@@ -106,7 +106,7 @@ func (s *Shard) goOn() {
 		if !ok {
 			return
 		}
-		f := k.update(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
+		f := k.step(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
 		if f != nil {
 			go k.env.Caller.Send(f)
 		} else {
@@ -129,7 +129,7 @@ func (s *Shard) LineUp() {
 		k.event(func(int64) effect { k.leaveLine(s); return unchanged })
 	}
 	for _, k := range keys { // not before, or a key that stood in both lines would come to stand twice in one
-		k.event(func(int64) effect { return effect{changed: k.phase != phaseRetired} })
+		k.event(func(int64) effect { return effect{changed: k.phase != retired} })
 	}
 }
 
@@ -245,7 +245,7 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 // on reports whether the key is on s. One that was there looks where it is now.
 func (k *Key) on(s *Shard) (still bool) {
 	k.event(func(int64) effect {
-		if k.phase == phaseRetired || k.shard != s {
+		if k.phase == retired || k.shard != s {
 			return unchanged
 		}
 		k.findShard()
@@ -257,7 +257,7 @@ func (k *Key) on(s *Shard) (still bool) {
 
 // findShard looks up the shard that the key is on now. A forgotten key is on none.
 func (k *Key) findShard() {
-	if k.phase == phaseRetired {
+	if k.phase == retired {
 		return
 	}
 	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/ledger"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // The campaign drives the rules and the accounts through random orders of statements, losses,
@@ -19,7 +19,7 @@ import (
 
 // client is one limiter: an account, its stock, and what is on the way.
 type client struct {
-	account.Account
+	tokens.Account
 	window      backend.Window
 	name        string
 	life        int64
@@ -41,7 +41,7 @@ func (c *client) Take(q *backend.Statement, r *backend.Reply) (counts, kept bool
 	}
 	c.Apply(q, r, c.held)
 	c.window, c.inFlight = r.Window, false
-	return true, account.Keeps(q, r)
+	return true, tokens.Keeps(q, r)
 }
 
 // Settled reports whether the store has confirmed all that the account says.
@@ -110,7 +110,7 @@ func (w *world) newcomer() *client {
 	if w.control == "limiter" {
 		c.name = fmt.Sprintf("p%d.1", w.names/2)
 	}
-	c.Begin(backend.Limit{}, 1)
+	c.Begin(1)
 	return c
 }
 
@@ -213,7 +213,7 @@ func (w *world) begin(c *client) {
 	if w.control != "life" {
 		c.life++
 	}
-	c.Begin(backend.Limit{}, c.life)
+	c.Begin(c.life)
 	c.window, c.spent, c.deadline, c.inFlight = backend.Window{}, 0, 0, false
 }
 
@@ -239,7 +239,7 @@ func (w *world) step() {
 	case 7:
 		n := w.some(c.held)
 		c.held -= n
-		c.Return(n, 0)
+		c.Return(n)
 		w.send(c, 0)
 	case 8: // a refund
 		if n := w.some(c.spent); w.clockOf(c) < c.deadline {
@@ -248,7 +248,7 @@ func (w *world) step() {
 		}
 	case 9:
 		if w.control == "confirm" {
-			c.Return(c.held, 0)
+			c.Return(c.held)
 			c.held = 0
 			w.send(c, 0)
 			w.begin(c)
@@ -258,7 +258,7 @@ func (w *world) step() {
 	case 10: // used above a charge
 		if n := w.some(2) * w.some(1); w.overdraw && c.window.End != 0 {
 			c.spent += n
-			c.Declare(n, 0)
+			c.Declare(n)
 			w.overdrawn[c.window] += n
 		}
 	case 11: // without an account

@@ -335,8 +335,9 @@ func (s *step) frees() {
 		free := s.Limit.Tokens - s.count
 		short, first = min(short, max(short-free, 1)), first-free
 	}
-	s.reply.Frees = max(time.Duration(r.leaves(r.promised+max(min(short, first), 1))-s.now)*time.Microsecond, 0)
+	first = min(short, first)
+	s.reply.Frees = max(time.Duration(r.leaves(r.promised+max(first, 1))-s.now)*time.Microsecond, 0)
 	if !s.calling && s.reply.Frees > 0 { // else it asks again before that
-		r.promised = min(r.promised+short, s.Limit.Tokens)
+		r.promised = min(r.promised+max(first, min(short, 1)), s.Limit.Tokens)
 	}
 }

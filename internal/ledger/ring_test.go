@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/ledger"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // The campaign of the rolling limit drives the rules and the accounts as that of the fixed ones does, and clients are suspended,
@@ -24,7 +24,7 @@ type result struct{ spend, bucket, n, gen, life int64 }
 
 // roller is one limiter.
 type roller struct {
-	account.Buckets
+	tokens.Buckets
 	name      string
 	life, gen int64
 	held      int64
@@ -500,7 +500,9 @@ func TestFrees(t *testing.T) {
 		c.Sync(ask("p.1", 1+i, 20), at(1000+i, 0))
 	}
 	for i, want := range []int64{1021, 1021, 1022, 1022, 1023} {
-		r, _ := c.Sync(ask(fmt.Sprintf("p.%d", 2+i), 1, 10), at(1003, 0))
+		q := ask(fmt.Sprintf("p.%d", 2+i), 1, 10)
+		q.Least = q.Need
+		r, _ := c.Sync(q, at(1003, 0))
 		require.Equal(t, want, (r.Frees.Microseconds()+at(1003, 0))/3_000_000, i)
 		require.Zero(t, r.Grant)
 	}

@@ -78,6 +78,14 @@ func (l *Line[R]) Parked() int {
 	return 0
 }
 
+// Waits is how many tokens the first parked waiter waits for.
+func (l *Line[R]) Waits() int64 {
+	if l.Parked() == 0 {
+		return 0
+	}
+	return l.early.head.N
+}
+
 // Last is the sequence number of the last waiter that came.
 func (l *Line[R]) Last() uint64 { return l.last }
 

@@ -24,8 +24,9 @@ if lacks then
   if promised == 0 then                                -- else what is free is others'
     short, first = min(short, max(short - (limit - used), 1)), first - (limit - used)
   end
-  frees = leaves(promised + max(min(short, first), 1))
-  if kind == 0 and frees > 0 then promised = min(promised + short, limit) end  -- else it asks again before that
+  first = min(short, first)
+  frees = leaves(promised + max(first, 1))
+  if kind == 0 and frees > 0 then promised = min(promised + max(first, min(short, 1)), limit) end  -- else it asks again before that
 elseif used >= limit then
   frees = leaves(1)
 end

@@ -24,12 +24,12 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 var histories = flag.Int("histories", 80, "how many concurrent histories TestOrder checks, of each kind")
@@ -183,7 +183,7 @@ type holder struct {
 	hand.Hand
 	spent int64 // in its life
 	paid  int64 // debt that was charged, in its life
-	moved account.Moved
+	moved tokens.Moved
 }
 
 // judge tells the model of a key something. It is wrong if time stands still: else the clocks of calls may be in any order.

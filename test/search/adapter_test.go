@@ -6,10 +6,10 @@ import (
 	"unsafe"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 	"github.com/go-reservoir/reservoir/internal/naive/hand"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // This file has all that the search knows of the protocol. The rest moves statements and replies about, and tells the
@@ -27,8 +27,8 @@ type store struct {
 func (s *store) clone() store { return store{s.counter.Clone(), s.order} }
 
 var (
-	accountShape = shapeOf(reflect.TypeFor[account.Account]())
-	bucketsShape = shapeOf(reflect.TypeFor[account.Buckets]())
+	accountShape = shapeOf(reflect.TypeFor[tokens.Account]())
+	bucketsShape = shapeOf(reflect.TypeFor[tokens.Buckets]())
 )
 
 // cloneHand returns a copy that shares nothing with h.

@@ -9,24 +9,24 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/account"
 	"github.com/go-reservoir/reservoir/internal/naive"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // A Hand is a client's side of a key: its account, and its lease. The limit of all its calls is the same. In what it tells the
 // model, its client is the owner who.
 type Hand struct {
-	Account    account.Account // of a fixed limit
-	Buckets    account.Buckets // of a rolling limit
-	Life       int64           // of the account; 0 = it has made no statement
-	Seq        int64           // of the last statement in that life
-	Window     backend.Window  // of a rolling limit: its generation, and an End at which nothing that it was granted counts any more
-	Deadline   int64           // until when tokens are spent
+	Account    tokens.Account // of a fixed limit
+	Buckets    tokens.Buckets // of a rolling limit
+	Life       int64          // of the account; 0 = it has made no statement
+	Seq        int64          // of the last statement in that life
+	Window     backend.Window // of a rolling limit: its generation, and an End at which nothing that it was granted counts any more
+	Deadline   int64          // until when tokens are spent
 	Held       int64
 	Of         int64 // of a rolling limit: the bucket of the lease; 0 = none
 	Generation int64 // of a rolling limit: how many Resets there had been when its account began
 	Charges    []Charge
-	Moved      account.Moved // by the last reply
+	Moved      tokens.Moved // by the last reply
 }
 
 // A Charge is a token that was spent, and may be refunded. Of a rolling limit, Window has the lease's bucket as its End.
@@ -73,7 +73,7 @@ func (h *Hand) Over(now int64) bool { return h.Window.End != 0 && now >= h.Windo
 // Begin begins a life of the account. The life before must be settled, with nothing in hand.
 func (h *Hand) Begin(limit backend.Limit, life int64) {
 	*h = Hand{Life: life}
-	h.Account.Begin(backend.Limit{}, life)
+	h.Account.Begin(life)
 	h.Buckets.Begin(limit, life)
 }
 
@@ -98,13 +98,13 @@ func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) *back
 // Apply applies the reply of the call of client who, and tells the model. Only the reply to the last statement counts.
 func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int64) error {
 	q, r := o.Q, o.R
-	if h.Moved = (account.Moved{}); q.Life != h.Life || q.Seq != h.Seq || r.Void || r.Astray {
+	if h.Moved = (tokens.Moved{}); q.Life != h.Life || q.Seq != h.Seq || r.Void || r.Astray {
 		return nil
 	}
 	if limit.Rolls {
 		return h.applyBuckets(limit, l, who, o, now)
 	}
-	was, held, keeps := h.Name(limit), h.Held, account.Keeps(q, r)
+	was, held, keeps := h.Name(limit), h.Held, tokens.Keeps(q, r)
 	h.Moved = h.Account.Apply(q, r, held)
 	var err error
 	if r.Window != h.Window {
@@ -148,7 +148,7 @@ func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) err
 	if limit.Rolls {
 		h.Buckets.Return(n, h.Held)
 	} else {
-		h.Account.Return(n, 0)
+		h.Account.Return(n)
 	}
 	h.Held -= n
 	return l.Return(who, h.Name(limit), n)
@@ -188,7 +188,7 @@ func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
 	if limit.Rolls {
 		h.Buckets.Declare(1, h.Buckets.Now(now*1000))
 	} else {
-		h.Account.Declare(1, 0)
+		h.Account.Declare(1)
 	}
 	l.Declare(now, who, h.Name(limit), 1)
 }

@@ -1,4 +1,4 @@
-package lease
+package tokens
 
 import (
 	"runtime"
@@ -54,8 +54,8 @@ func TestDoubt(t *testing.T) {
 		assert.True(t, l.Alive(3*ms) && !l.Doubted())
 		l.Doubt(4 * ms)
 		if next {
-			l = l.Turn(backend.Window{End: 2}, 1, 60*ms, 90*ms, 0)
-			assert.False(t, New(w).Turn(l.Window, 1, 60*ms, 90*ms, 0).Doubted())
+			l = l.turn(backend.Window{End: 2}, 1, 60*ms, 90*ms, 0)
+			assert.False(t, New(w).turn(l.Window, 1, 60*ms, 90*ms, 0).Doubted())
 		}
 		l.Apply(backend.State{Left: time.Second}, 4*ms-1, 5*ms)
 		assert.True(t, l.Doubted())

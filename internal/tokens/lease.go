@@ -1,11 +1,4 @@
-// Package lease holds tokens of one window that may be spent until a deadline,
-// without a lock.
-//
-// The store has charged the tokens already. Callers spend from the stock by
-// compare-and-swap, after comparing the clock with the deadline. The owner of the
-// lease publishes more, reserves stock for callers in line, and lets callers be refused
-// when the store has no more. The tokens expire with their window; the next has a new Lease.
-package lease
+package tokens
 
 import (
 	"math"
@@ -44,9 +37,6 @@ const (
 	due  = -2
 )
 
-// drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
-const drift = 2000
-
 // New returns an empty lease of w. It is not alive until Apply gives it an end.
 func New(w backend.Window) *Lease {
 	l := &Lease{Window: w, latest: math.MaxInt64 / 2}
@@ -69,10 +59,10 @@ func (l *Lease) Apply(s backend.State, sent, now int64) {
 	l.remaining.Store(s.Remaining)
 }
 
-// Turn returns the lease that a rolling limit has after l: of a bucket, whose stock may be spent until deadline and which is over at
+// turn returns the lease that a rolling limit has after l: of a bucket, whose stock may be spent until deadline and which is over at
 // latest. It is l if that is of the same window and bucket, and else an empty one that knows what l knows. A nil l knows nothing. If l is in
 // doubt, the lease is, too, unless sent, when the reading was requested that it follows, is later. Owner.
-func (l *Lease) Turn(w backend.Window, bucket, deadline, latest, sent int64) *Lease {
+func (l *Lease) turn(w backend.Window, bucket, deadline, latest, sent int64) *Lease {
 	to := l
 	if l == nil || l.Window != w || l.Bucket != bucket {
 		to = New(w)
@@ -91,11 +81,13 @@ func (l *Lease) Turn(w backend.Window, bucket, deadline, latest, sent int64) *Le
 	return to
 }
 
-// Note applies what a reading of a rolling limit says of the tokens that are left, and that more come after frees. Owner.
-func (l *Lease) Note(remaining int64, frees time.Duration, now int64) {
-	l.remaining.Store(remaining)
-	l.reset.Store(now + int64(frees) + int64(frees)/drift)
+// Free records that more tokens of a rolling limit come after that time. Owner.
+func (l *Lease) Free(after time.Duration, now int64) {
+	l.reset.Store(now + int64(after) + int64(after)/drift)
 }
+
+// Freed reports whether the time that Free has recorded has come.
+func (l *Lease) Freed(now int64) bool { return now >= l.reset.Load() }
 
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that
 // the window is open. Owner.

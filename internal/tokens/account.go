@@ -1,15 +1,4 @@
-// Package account keeps one limiter's account of one key with the store: the tokens that the store has
-// charged to it, by the store's replies, and the statements that it makes.
-//
-// A statement is numbered and absolute: it says what the store should have charged, and that is always what is held and
-// spent. So a grant whose reply was lost goes with the next statement, and what was given back in vain is said again. The
-// package is pure: no lock, clock or I/O; replies come in, figures go out.
-//
-// Every token is in one place. Builds with -race assert it:
-//
-//	0 <= said <= debt, 0 <= said <= back
-//	balance == taken + refunded - returned and confirmed - expired, over the account's life
-package account
+package tokens
 
 import (
 	"github.com/go-reservoir/reservoir/backend"
@@ -26,8 +15,6 @@ type Account struct {
 	used      int64 // charged to everybody at that reply
 	balance   int64 // tokens held, spent or unconfirmed
 	open      *open // nil = nothing is outstanding
-
-	Buckets *Buckets // the account of a rolling limit, which has nothing of the above; otherwise nil
 }
 
 // open holds what no reply has confirmed, and what has expired in the window.
@@ -35,6 +22,8 @@ type open struct {
 	debt, back         int64 // used without a grant, and given back
 	saidDebt, saidBack int64 // the parts of them that the last statement has said
 	expired            int64 // unused, because the window is over
+
+	carried backend.Window // the window before, if what was charged in it counts in the present one
 }
 
 // Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
@@ -43,16 +32,7 @@ type open struct {
 type Moved struct{ Taken, Returned, Expired, Overdrawn, Settled int64 }
 
 // Begin begins a life, which must have a higher number than all lives of this limiter before it.
-func (a *Account) Begin(limit backend.Limit, life int64) {
-	*a = Account{life: life}
-	if limit.Rolls {
-		a.Buckets = new(Buckets)
-		a.Buckets.Begin(limit, life)
-	}
-}
-
-// Life is the number of the account's life.
-func (a *Account) Life() int64 { return a.life }
+func (a *Account) Begin(life int64) { *a = Account{life: life} }
 
 func (a *Account) makeOpen() *open {
 	if a.open == nil {
@@ -64,10 +44,6 @@ func (a *Account) makeOpen() *open {
 // State writes the account into q, which is about to be sent, and which is about the window w. Replies to earlier
 // statements count no more.
 func (a *Account) State(q *backend.Statement, w backend.Window) {
-	if a.Buckets != nil {
-		a.Buckets.State(q)
-		return
-	}
 	a.seq++
 	q.Life, q.Seq, q.Window, q.Mine, q.Used = a.life, a.seq, w, a.mine, a.used
 	if o := a.open; o != nil {
@@ -85,7 +61,8 @@ func Keeps(q *backend.Statement, r *backend.Reply) bool {
 // Apply applies the reply r to q, the last statement, which is neither void nor astray. held is what the process holds in q's
 // window; unless r keeps it, it expires. Afterwards the balance includes the grant.
 func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held int64) (m Moved) {
-	if !Keeps(q, r) {
+	kept := Keeps(q, r)
+	if !kept {
 		m = a.lose(held)
 	} else if o := a.open; o != nil {
 		m.Taken, m.Returned = o.saidDebt, o.saidBack
@@ -94,6 +71,9 @@ func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held int64) (m M
 		if a.balance += m.Taken - m.Returned; *o == (open{}) {
 			a.open = nil
 		}
+	}
+	if kept && r.Window != q.Window {
+		a.makeOpen().carried = q.Window
 	}
 	m.Taken += r.Grant
 	a.balance += r.Grant
@@ -109,14 +89,6 @@ func (a *Account) lose(held int64) (m Moved) {
 	a.balance -= m.Expired
 	a.mine, a.used, a.open = 0, 0, nil
 	return m
-}
-
-// Leave ends the account of a window, if no reply does that; held is what the process holds.
-func (a *Account) Leave(held int64) Moved {
-	if a.Buckets != nil {
-		return a.Buckets.Leave(held)
-	}
-	return a.lose(held)
 }
 
 // Expire records that n tokens, which are held no more, have expired with their window.
@@ -136,23 +108,15 @@ func (a *Account) ExpireDebt() (m Moved) {
 	return m
 }
 
-// Return takes n unspent tokens out of the account, after which left are held. They count as held until the
+// Return takes n unspent tokens out of the account. They count as held until the
 // store has confirmed a statement that returns them.
-func (a *Account) Return(n, left int64) {
-	if a.Buckets != nil {
-		a.Buckets.Return(n, n+left)
-		return
-	}
+func (a *Account) Return(n int64) {
 	a.makeOpen().back += n
 	a.check()
 }
 
-// Declare adds n tokens of debt, which are used without a grant now.
-func (a *Account) Declare(n, now int64) {
-	if a.Buckets != nil {
-		a.Buckets.Declare(n, a.Buckets.Now(now))
-		return
-	}
+// Declare adds n tokens of debt, which were used without a grant.
+func (a *Account) Declare(n int64) {
 	o := a.makeOpen()
 	o.debt = min(o.debt+n, backend.MaxTokens)
 }
@@ -169,10 +133,7 @@ func (a *Account) CancelDebt(n int64) int64 {
 
 // Unpaid is the debt that the store has not confirmed.
 func (a *Account) Unpaid() int64 {
-	switch {
-	case a.Buckets != nil:
-		return a.Buckets.Unpaid()
-	case a.open == nil:
+	if a.open == nil {
 		return 0
 	}
 	return a.open.debt
@@ -180,10 +141,7 @@ func (a *Account) Unpaid() int64 {
 
 // Unconfirmed is how many returned tokens the store has not confirmed.
 func (a *Account) Unconfirmed() int64 {
-	switch {
-	case a.Buckets != nil:
-		return a.Buckets.Unconfirmed()
-	case a.open == nil:
+	if a.open == nil {
 		return 0
 	}
 	return a.open.back
@@ -194,13 +152,16 @@ func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() 
 
 // Refund records that n spent tokens are held again. The caller must not refund more
 // than was spent.
-func (a *Account) Refund(n int64) {
-	a.balance += n
-}
+func (a *Account) Refund(n int64) { a.balance += n }
 
 // Spent is how many tokens requests have used over the account's life: the balance less
 // the tokens that are held or unconfirmed. held is what the process holds.
-func (a *Account) Spent(held int64) int64 { return a.Balance() - held - a.Unconfirmed() }
+func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
+
+// Carried reports whether what was charged in w counts in the present window, which is another one.
+func (a *Account) Carried(w backend.Window) bool {
+	return a.open != nil && a.open.carried == w && w.End != 0
+}
 
 // InUse is how many tokens charged in the window are spent, if the process holds held. Debt that no reply has confirmed is
 // not charged.
@@ -214,17 +175,6 @@ func (a *Account) InUse(held int64) int64 {
 
 // Used is InUse with the debt.
 func (a *Account) Used(held int64) int64 { return a.InUse(held - a.Unpaid()) }
-
-// Balance is the sum of the tokens held, spent and unconfirmed.
-func (a *Account) Balance() int64 {
-	if a.Buckets != nil {
-		return a.Buckets.Balance()
-	}
-	return a.balance
-}
-
-// Granted reports whether the store has charged anything in the window.
-func (a *Account) Granted() bool { return a.mine > 0 || a.Buckets != nil && a.Balance() > 0 }
 
 // check asserts the invariants.
 func (a *Account) check() {

@@ -1,4 +1,4 @@
-package account
+package tokens
 
 import (
 	"testing"
@@ -29,7 +29,7 @@ func reply(w backend.Window, mine, grant, used int64) *backend.Reply {
 // granted is an account that was granted 10 tokens in the first window, when 40 were charged to everybody.
 func granted(t *testing.T) *Account {
 	a := new(Account)
-	a.Begin(backend.Limit{}, 3)
+	a.Begin(3)
 	require.Equal(t, Moved{Taken: 10}, a.Apply(statement(a, backend.Window{}), reply(first, 10, 10, 40), 0))
 	return a
 }
@@ -38,8 +38,8 @@ func granted(t *testing.T) *Account {
 func TestStatement(t *testing.T) {
 	a := granted(t)
 	assert.Equal(t, &backend.Statement{Limit: limit, Life: 3, Seq: 2, Window: first, Mine: 10, Used: 40}, statement(a, first))
-	a.Return(4, 0)
-	a.Declare(3, 0)
+	a.Return(4)
+	a.Declare(3)
 	for seq := range int64(2) { // the reply to the first is lost
 		assert.Equal(t, &backend.Statement{Limit: limit, Life: 3, Seq: 3 + seq, Window: first, Mine: 10, Change: -1, Used: 40}, statement(a, first))
 	}
@@ -73,11 +73,11 @@ func TestApply(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			a := granted(t)
-			a.Return(row.back, 0)
-			a.Declare(row.debt, 0)
+			a.Return(row.back)
+			a.Declare(row.debt)
 			q := statement(a, first)
-			a.Return(row.lateBack, 0)
-			a.Declare(row.lateBy, 0)
+			a.Return(row.lateBack)
+			a.Declare(row.lateBy)
 			kept := Keeps(q, row.reply)
 			assert.Equal(t, row.moved, a.Apply(q, row.reply, row.held))
 			held := row.reply.Grant
@@ -100,7 +100,7 @@ func TestApply(t *testing.T) {
 func TestIdleAccountIsSmall(t *testing.T) {
 	a := granted(t)
 	assert.Nil(t, a.open)
-	a.Return(4, 0)
+	a.Return(4)
 	a.Apply(statement(a, first), reply(first, 6, 0, 36), 0)
 	assert.Nil(t, a.open)
 }
@@ -109,14 +109,14 @@ func TestIdleAccountIsSmall(t *testing.T) {
 func TestCancelDebt(t *testing.T) {
 	a := granted(t)
 	assert.Zero(t, a.CancelDebt(1))
-	a.Declare(3, 0)
+	a.Declare(3)
 	assert.EqualValues(t, 1, a.CancelDebt(1))
 	statement(a, first)
 	assert.Zero(t, a.CancelDebt(1))
-	a.Declare(4, 0)
+	a.Declare(4)
 	assert.EqualValues(t, 4, a.CancelDebt(9))
 	assert.EqualValues(t, 2, a.Unpaid())
-	a.Declare(backend.MaxTokens, 0)
+	a.Declare(backend.MaxTokens)
 	assert.EqualValues(t, backend.MaxTokens, a.Unpaid(), "debt has a largest number")
 }
 
@@ -124,8 +124,8 @@ func TestCancelDebt(t *testing.T) {
 func TestUsed(t *testing.T) {
 	a := granted(t)
 	assert.EqualValues(t, 3, a.Used(7))
-	a.Declare(6, 0)
-	a.Return(2, 0)
+	a.Declare(6)
+	a.Return(2)
 	assert.EqualValues(t, 3, a.InUse(5), "of what is charged")
 	assert.EqualValues(t, 3+6, a.Used(5))
 }
@@ -134,20 +134,20 @@ func TestUsed(t *testing.T) {
 // rest of the account is forgotten, except for its number.
 func TestLeave(t *testing.T) {
 	a := granted(t)
-	a.Return(4, 0)
-	a.Declare(3, 0)
-	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 7}, a.Leave(2), "the debt was used, and nobody heard of it")
+	a.Return(4)
+	a.Declare(3)
+	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 7}, a.lose(2), "the debt was used, and nobody heard of it")
 	assert.Equal(t, Account{life: 3, seq: 1, balance: 4}, *a)
-	assert.EqualValues(t, 3, a.Life())
+	assert.EqualValues(t, 3, a.life)
 
 	a = granted(t)
-	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.Leave(4))
+	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.lose(4))
 	assert.Equal(t, Moved{Expired: 2}, a.Expire(2))
 	a.Refund(1)
-	assert.EqualValues(t, 5, a.Balance())
-	assert.False(t, a.Granted())
+	assert.EqualValues(t, 5, a.balance)
+	assert.False(t, a.mine > 0)
 	assert.Zero(t, a.InUse(1), "refunded into a window that is over")
-	assert.True(t, granted(t).Granted())
+	assert.True(t, granted(t).mine > 0)
 }
 
 // TestExpire: tokens that expired were used neither in their window, nor in one that the
@@ -157,9 +157,9 @@ func TestExpire(t *testing.T) {
 		a := granted(t)
 		assert.Equal(t, Moved{Expired: expired}, a.Expire(expired))
 		assert.Equal(t, expired > 0, a.open != nil)
-		a.Return(2, 0)
+		a.Return(2)
 		q := statement(a, first)
-		a.Return(1, 0)
+		a.Return(1)
 		assert.Equal(t, 7-expired, a.InUse(0))
 		assert.Equal(t, 7-expired, a.Used(0))
 		a.Apply(q, reply(second, 8, 0, 50), 0)
@@ -172,7 +172,7 @@ func TestExpire(t *testing.T) {
 func TestOverdrawn(t *testing.T) {
 	for _, row := range []struct{ over, want int64 }{{-1, 0}, {0, 0}, {2, 2}, {5, 5}, {9, 5}} {
 		a := granted(t)
-		a.Declare(5, 0)
+		a.Declare(5)
 		q := statement(a, first)
 		assert.Equal(t, Moved{Taken: 5 + 4, Overdrawn: row.want}, a.Apply(q, reply(first, 19, 4, limit.Tokens+row.over+4), 0))
 		assert.Zero(t, a.Apply(statement(a, first), reply(first, 19, 0, limit.Tokens+row.over+4), 0).Overdrawn, "it is charged once")
@@ -183,7 +183,7 @@ func TestOverdrawn(t *testing.T) {
 func TestExpireDebt(t *testing.T) {
 	assert.Zero(t, new(Account).ExpireDebt())
 	a := granted(t)
-	a.Declare(5, 0)
+	a.Declare(5)
 	statement(a, first)
 	assert.Equal(t, Moved{Overdrawn: 5}, a.ExpireDebt())
 	assert.Zero(t, a.ExpireDebt())

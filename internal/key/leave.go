@@ -1,0 +1,298 @@
+package key
+
+import (
+	"sync"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/surplus"
+)
+
+// This file has what others do to a key: messages, and how a key ends, which is always the same: it gives back what it holds, says that
+// it leaves, and is forgotten when the store has confirmed that.
+
+// Hear is the event of a message about the key.
+func (k *Key) Hear(m backend.Message) {
+	k.event(func(now int64) effect {
+		w, u, rolls := k.Lease(), k.use, k.Rolls()
+		current := w != nil && (w.Window == m.Window || rolls)
+		switch {
+		case k.phase == retired || m.Counter != k.Limit().Counter():
+		case m.Kind == backend.Voided:
+			return k.voided(m.Window, now)
+		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
+			k.keep().surplus.Call(m.Window, rolls)
+			return changed
+		case !current:
+		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && u.fetch == nil:
+			w.AddRemaining(-w.Remaining())
+			k.deny(now)
+			if u.denial.Told(now, w.LatestEnd()); k.free() > 0 {
+				u.surplus.Call(m.Window, rolls)
+			}
+			return changed
+		case m.Kind == backend.Again:
+			u.denial.Open()
+			return changed
+		}
+		return unchanged
+	})
+}
+
+// Heard is the event that messages about the key have ceased or begun to come. What was called
+// in vain goes back, unless there is enough for all.
+func (k *Key) Heard() {
+	k.event(func(now int64) effect {
+		u := k.use
+		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.short, now, k.Limit().Window) {
+			return unchanged
+		}
+		u.denial.Open() // the same elsewhere may have brought some back
+		return changed
+	})
+}
+
+// Reset leaves the window that a Reset has voided: nothing of it is spent or refused any more. The next caller opens another.
+func (k *Key) Reset(void backend.Window) {
+	k.event(func(now int64) effect { return k.voided(void, now) })
+}
+
+// voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
+// may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
+func (k *Key) voided(of backend.Window, now int64) effect {
+	u, w := k.keep(), k.Lease()
+	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
+		return unchanged
+	}
+	if u.voided = of; u.fetch != nil {
+		u.fetch.void = of.Gen + 1
+	}
+	if w == nil {
+		return unchanged
+	}
+	return k.void(now)
+}
+
+// void ends what is known of the window, which a Reset has voided: nothing of it is spent, refused or
+// waited for any more, and the next caller asks the store. The account stays until a reply names another
+// window, so that a false message does no harm.
+func (k *Key) void(now int64) effect {
+	k.Lease().Doubt(now)
+	u := k.keep()
+	u.surplus = surplus.Surplus{}
+	u.denial.Reset()
+	return changed
+}
+
+// leavers are the keys that have left their counter for another one, or because their limit is special now. They are
+// in memory until the store has confirmed what they gave back, but no request finds them.
+type leavers struct {
+	mu   sync.Mutex
+	keys map[*Key]struct{}
+}
+
+// mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
+const mostLeavers = 4096
+
+// add adds a key, unless there are too many.
+func (l *leavers) add(k *Key) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.keys) >= mostLeavers {
+		return false
+	}
+	if l.keys == nil {
+		l.keys = make(map[*Key]struct{})
+	}
+	l.keys[k] = struct{}{}
+	return true
+}
+
+func (l *leavers) remove(k *Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.keys, k)
+}
+
+// all calls yield with every key, without the lock.
+func (l *leavers) all(yield func(*Key) bool) {
+	l.mu.Lock()
+	keys := make([]*Key, 0, len(l.keys))
+	for k := range l.keys {
+		keys = append(keys, k)
+	}
+	l.mu.Unlock()
+	for _, k := range keys {
+		if !yield(k) {
+			return
+		}
+	}
+}
+
+// part makes the key leave its counter for good: the next request finds another key, or none. Callers in line start over.
+func (k *Key) part(now int64) effect {
+	if k.phase == retired || k.parted {
+		return unchanged
+	}
+	u := k.use
+	k.parted, k.phase = true, leaving
+	if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *k.Limit(), u.share, now) {
+		u.share = nil
+	}
+	u.denial.Open()
+	k.env.Table.Delete(k.node)
+	k.orphan = !k.env.leavers.add(k)
+	u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Next: StartOver}}) })
+	return changed
+}
+
+// leave lets the key be forgotten, after a last statement if one is needed.
+func (k *Key) leave(now int64) {
+	k.Lease().CancelOrder()
+	if k.phase = left; k.needsLast(now) {
+		k.phase = leaving
+	}
+}
+
+// needsLast reports whether the key must make a last statement, which says that it
+// leaves: because of tokens that it holds or may have been granted, or because others
+// share the key and space their probes by the number of clients.
+func (k *Key) needsLast(now int64) bool {
+	w, closed := k.Lease(), k.env.Closed.Load()
+	if !k.Keeps(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
+		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.Limit().Window)+2e9
+		return k.replyLost && (closed || recently)
+	}
+	return k.Held() > 0 || k.Outstanding() || k.replyLost || k.clients > 1 || closed && k.Charged()
+}
+
+// hasLeft reports whether the key, which is idle, is needed no more.
+func (k *Key) hasLeft(now int64) bool {
+	w := k.Lease()
+	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
+	busy := k.use != nil && (k.use.fetch != nil || !k.use.line.Empty())
+	return k.phase >= leaving && !busy && !holds && !(k.phase == leaving && k.needsLast(now))
+}
+
+// Retire ends the key; with ifLeft, only if it has left. Tokens that it still holds have
+// expired, and its counts become the limiter's. Counts.Read makes that one step for a reader
+// of all counts: a count that seems to go back is taken for a restart by a metrics system.
+func (k *Key) Retire(ifLeft bool) {
+	e := k.env
+	e.Counts.Read(func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.phase == retired || ifLeft && !k.hasLeft(e.Clock.Now()) {
+			return
+		}
+		if k.use != nil && k.use.timer != nil {
+			k.use.timer.Stop()
+		}
+		e.Counts.Move(k.Leave())
+		e.Counts.Spent.Add(k.Balance())
+		e.Counts.Denied.Add(k.refusals.Load())
+		k.phase, k.use = retired, nil
+		k.shard.keys.Add(-1)
+		if k.parted {
+			e.leavers.remove(k)
+		} else {
+			e.Table.Delete(k.node)
+		}
+	})
+}
+
+// Visit looks at a key once per idle time. A key that was not used since the last visit
+// leaves: it gives back what it holds, and is forgotten when the store has confirmed that
+// or the window has ended. A fingerprint of the key's counts shows whether it was used, so
+// that the hot path need not record the time.
+func (k *Key) Visit() {
+	var leaves bool
+	k.event(func(now int64) effect {
+		u, was := k.use, k.node.Tag
+		k.node.Tag = k.fingerprint()
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || !u.line.Empty() || u.share.neededBy(k.env.Fallback, now) {
+			return unchanged
+		}
+		k.leave(now)
+		leaves = true
+		return changed
+	})
+	if leaves {
+		k.Retire(true)
+	}
+}
+
+// fingerprint changes whenever the key is used. It is not 0, so that a key is not taken for idle at its first visit.
+func (k *Key) fingerprint() uint32 {
+	mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
+	if w := k.Lease(); w != nil {
+		mark += uint64(w.Window.End) * 0x94d049bb133111eb
+	}
+	if s := k.use.share; s != nil {
+		mark += uint64(s.admitted)
+	}
+	return uint32(mark^mark>>32) | 1
+}
+
+// LastFetch returns a statement that hands back, at Close, what the key holds and says that
+// it leaves, or nil if there is nothing to state. first says that none was made yet. The
+// caller sends it.
+func (k *Key) LastFetch(first bool) (f *Fetch) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.env.Clock.Now()
+	if k.use == nil {
+		k.use = new(use)
+	}
+	if k.phase == retired || k.use.fetch != nil { // in flight only if the time for Close ended before it
+		return nil
+	}
+	if first || k.phase < leaving {
+		k.leave(now)
+	}
+	if k.hasLeft(now) {
+		return nil
+	}
+	moved, _ := k.Expire(now, false)
+	k.env.Counts.Move(moved)
+	k.Return(-1) // at once, because handles still spend
+	return k.order(next.Return, now, 0, 0)
+}
+
+// CloseLine answers the callers in line when the limiter is closed.
+func (k *Key) CloseLine() {
+	k.event(func(int64) effect {
+		u := k.use
+		u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Err: ErrClosed}}) })
+		return changed
+	})
+}
+
+// Figures are what a key has done since it came into memory.
+type Figures struct {
+	Spent     int64          // tokens that requests used
+	Denied    int64          // requests refused
+	Held      int64          // tokens to be spent
+	Returning int64          // tokens on their way back to the store
+	Debt      int64          // tokens settled that the store must still charge
+	Window    backend.Window // whose tokens may be spent now, or none
+	Parted    bool           // the key has left this counter
+	Exhausted bool           // the store has too little for some requests, which are refused from memory
+}
+
+// Figures returns the key's figures; ok is false if it was forgotten. The spent tokens are
+// derived, not counted, because the hot path writes nothing but the stock.
+func (k *Key) Figures() (f Figures, ok bool) {
+	k.event(func(now int64) effect {
+		f = Figures{
+			Spent: k.Spent(), Denied: k.refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
+			Parted: k.parted, Exhausted: k.use.denial.Until() != 0,
+		}
+		if w := k.Lease(); w.Alive(now) {
+			f.Window = w.Window
+		}
+		ok = k.phase != retired
+		return unchanged
+	})
+	return f, ok
+}

@@ -1,0 +1,442 @@
+package key
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/tokens"
+	"github.com/go-reservoir/reservoir/internal/waiters"
+)
+
+// This file has what callers do to a key: a request that the hot path cannot answer, its settlement, and another limit.
+
+type waiter = waiters.Waiter[outcome]
+
+// outcome is the verdict on a caller in line.
+type outcome struct{ Verdict }
+
+// Acquire decides on a request for n tokens, and waits for a fetch if one is needed. A
+// request that stays waits for tokens of windows to come.
+func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
+	w, v := k.decide(ctx, n, stay, !k.env.ByKey)
+	if v.Next == askLimit {
+		if _, v.Err = k.AskLimit(nil); v.Err != nil {
+			return Verdict{Err: v.Err}
+		}
+		w, v = k.decide(ctx, n, stay, true)
+	}
+	if v.Next != wait {
+		return v
+	}
+	defer k.env.waiters.Put(w)
+	select { // the fetch that w waits for ends by its own timeout
+	case <-w.Ready:
+		return w.Outcome.Verdict
+	case <-ctx.Done():
+		k.cancel(w)
+		return Verdict{Err: ctx.Err()}
+	}
+}
+
+// decide answers the caller from memory or by the failure policy, or puts it in line as w. It serves nobody before the
+// callers in line: an Allow waits behind the active ones, a Wait behind all. Unless the limit is known to be the present one, decide may
+// want it to be asked for first.
+func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
+	k.event(func(now int64) effect {
+		u, l, lease := k.use, k.Limit(), k.Lease()
+		stay := stay && !l.Shadow // nobody waits for a limit in shadow
+		alive := lease.Alive(now)
+		switch {
+		case k.env.Closed.Load():
+			v.Err = ErrClosed
+			return unchanged
+		case k.phase == retired || k.parted:
+			v.Next = StartOver
+			return unchanged
+		case !present && (n > l.Tokens || u.denial.AskLimit(now, l.Window)): // another limit may matter
+			v.Next = askLimit
+			return changed
+		case n > l.Tokens:
+			if v = k.env.TooMuch(*l); v.Err == nil && alive {
+				v.Answer = k.answer(false, n, now, Local) // the open window's end, which does not move
+			}
+			return unchanged
+		}
+		k.phase = active // the key stays in memory, because a caller has come
+		k.findShard()
+		away := k.shard.Open()
+
+		// From memory.
+		if alive && u.line.Active() == 0 && (!stay || u.line.Parked() == 0) {
+			if left, ok := lease.Spend(n); ok {
+				k.Used(n)
+				v.Answer = k.answer(true, n, now, Local)
+				return effect{changed: lease.ClaimReorder(left)}
+			}
+		}
+		if alive && !stay && u.denial.Until() != 0 && n > lease.Remaining()+k.Held() {
+			did := effect{}
+			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
+				did = effect{changed: true, probe: n}
+			}
+			k.refusals.Add(1)
+			v.Answer = k.answer(false, n, now, Local)
+			return did
+		}
+
+		// By the failure policy, or in line.
+		if away {
+			var decided bool
+			if v, decided = k.policy(n, stay, now, k.shard.OpenError()); decided {
+				return unchanged
+			}
+		}
+		k.env.Counts.Waited.Add(1)
+		v.Next, w = wait, k.env.waiters.Get(n, stay)
+		if d, ok := ctx.Deadline(); ok && stay {
+			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
+		}
+		u.line.Push(w)
+		u.joined++
+		return changed
+	})
+	return w, v
+}
+
+// cancel takes w out of the line for a caller whose context has ended. Tokens that w got
+// meanwhile are refunded: they go to the next waiter, or back to the stock.
+func (k *Key) cancel(w *waiter) {
+	k.event(func(now int64) effect {
+		if !w.Done() {
+			k.use.line.Remove(w)
+			return changed
+		}
+		c, n := chargeOf(w.Outcome.Answer), w.N
+		if c.Tokens > 0 && !c.Fallback {
+			k.env.Counts.Extra.Add(k.node.Hash, 1)
+		}
+		return k.refund(c, min(n, c.Tokens), now)
+	})
+}
+
+// Expect orders a fetch for a request for n tokens that may come soon, unless memory will
+// answer it.
+func (k *Key) Expect(n int64) {
+	k.event(func(now int64) effect {
+		k.findShard()
+		l, w, u := k.Limit(), k.Lease(), k.use
+		switch {
+		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open():
+			return unchanged
+		case w.Alive(now) && (w.Stock() >= n || u.denial.Until() != 0):
+			return unchanged
+		}
+		k.phase = active
+		return effect{changed: true, probe: n, expects: true}
+	})
+}
+
+// OrderIfLow orders a batch if rest, the stock of w after a spend, is at the re-order
+// point. Only one of the callers that find it there orders. The point of a key's first
+// batch only tells that the key is used again, and so needs an estimate of its demand.
+func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
+	if !w.ClaimReorder(rest) {
+		return
+	}
+	k.event(func(now int64) effect {
+		if k.Lease() != w || k.phase == retired {
+			return unchanged
+		}
+		if !k.parted {
+			k.phase = active
+		}
+		if k.use.demand == nil {
+			k.observe(now)
+		}
+		t := k.sizes(now)
+		if point := k.use.demand.ReorderAt(&t); rest > point {
+			k.setReorder(point)
+		}
+		return changed
+	})
+}
+
+// setReorder sets the re-order point. The stock may be below it already, because the batch is
+// smaller than what is used during the next fetch: the hot path reports only a stock that
+// falls to the point.
+func (k *Key) setReorder(point int64) {
+	w := k.Lease()
+	w.SetReorder(point)
+	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens() <= point {
+		w.Order()
+	}
+}
+
+// answer answers a request for n tokens.
+func (k *Key) answer(allowed bool, n, now int64, from Source) Answer {
+	w, l := k.Lease(), k.Limit()
+	a := Answer{
+		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining()+k.Held(), l.Tokens),
+		Of: w.Window, Bucket: w.Bucket, Reset: w.Window.Time(),
+	}
+	if allowed {
+		a.Charged = n
+	} else {
+		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(w.RetryAfter(now), tokens.Longest(*l))
+	}
+	return a
+}
+
+// source is where the decision on a request for n tokens came from that stood in line.
+func (k *Key) source(n int64) Source {
+	if e := k.env; e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
+		return Direct
+	}
+	return Fetched
+}
+
+// Charge is what a request was charged.
+type Charge struct {
+	tokens.Charge
+	Fallback bool // admitted by the failure policy
+}
+
+func chargeOf(a Answer) Charge {
+	return Charge{tokens.Charge{Tokens: a.Charged, Window: a.Of, Bucket: a.Bucket}, a.Source == Fallback}
+}
+
+// Refund takes back n tokens of c that were not used. They go into the stock, or to the store if nobody may spend them here, after they
+// have paid for debt. Tokens of a window that the account has left have expired.
+func (k *Key) Refund(c Charge, n int64) {
+	k.event(func(now int64) effect { return k.refund(c, n, now) })
+}
+
+func (k *Key) refund(c Charge, n, now int64) effect {
+	u, counts := k.use, &k.env.Counts
+	if c.Fallback {
+		u.share.takeBack(c, n)
+		counts.RefundLeft(n)
+		return unchanged
+	}
+	r, ok := tokens.Refunded{}, false
+	if k.phase != retired {
+		k.keep() // the store does not know that these are idle
+		r, ok = k.Tokens.Refund(c.Charge, n, !k.parted, now)
+	}
+	if !ok {
+		counts.RefundLeft(n)
+		return unchanged
+	}
+	counts.Extra.Add(k.node.Hash, r.Paid) // spent again
+	counts.Refunded.Add(r.Stock + r.Back + r.Paid)
+	u.surplus.Refund()
+	if u.line.Active() == 0 {
+		k.publish()
+	}
+	return effect{changed: r.Back > 0 || !u.line.Empty() || u.fetch != nil || u.denial.Until() != 0 || k.free() > u.surplus.Known()}
+}
+
+// Overrun charges n tokens that a request has used above its charge: from stock, and what the
+// stock lacks as debt. They are charged to the window that this process knows, whatever the
+// request was charged in; if it knows none, they are overdrawn. It reports whether the key was
+// forgotten meanwhile, so that nothing was done.
+func (k *Key) Overrun(n int64) (forgotten bool) {
+	k.event(func(now int64) effect {
+		if forgotten = k.phase == retired; forgotten {
+			return unchanged
+		}
+		w := k.Lease()
+		if !k.Keeps(now) { // no statement would be in time
+			k.env.Counts.Overdrawn.Add(n)
+			return unchanged
+		}
+		was := k.Unpaid() > 0
+		debt := k.Tokens.Overrun(n, now)
+		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
+		if debt > 0 && !was {
+			k.keep().charge = k.chargeAt(now)
+		}
+		return effect{changed: w.ClaimReorder(w.Stock()) || debt > 0}
+	})
+	return forgotten
+}
+
+// chargePart divides the window. Settled debt may wait that long for a statement.
+const chargePart = 20
+
+// chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
+func (k *Key) chargeAt(now int64) int64 {
+	at := now + int64(k.Limit().Window)/chargePart
+	if !k.Rolls() {
+		at = min(at, k.Lease().Deadline()-2*int64(k.shard.Lead()))
+	}
+	return at
+}
+
+// policy answers, by the failure policy, a request for which the store call failed with err.
+// If err is no *backend.Error, it is the answer. Callers that stay and are not admitted get
+// no answer, unless an operator must act.
+func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decided bool) {
+	failure, ok := errors.AsType[*backend.Error](err)
+	if !ok {
+		return Verdict{Err: err}, true
+	}
+	s, counts, l := k.shareAt(now), &k.env.Counts, k.Limit()
+	rest := s.left(k.env.Fallback, l.Tokens)
+	if n > rest && (stay || s == nil) {
+		if stay && failure.Class != backend.Rejected {
+			return v, false
+		}
+		counts.Failed.Add(1)
+		return Verdict{Err: err}, true
+	}
+	counts.Fallbacks.Add(1)
+	a := Answer{Source: Fallback, Allowed: n <= rest, Limit: l.Tokens, Window: s.length, Of: s.window, Reset: s.window.Time()}
+	if a.Allowed {
+		counts.AdmittedByPolicy.Add(1)
+		counts.overdraw(n)
+		s.admitted = min(s.admitted+n, backend.MaxTokens) // FailOpen has no bound
+		rest -= n
+		a.Charged = n
+	} else {
+		k.refusals.Add(1)
+		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(s.end-now), s.length)
+	}
+	a.Remaining = max(min(rest, l.Tokens-s.admitted), 0)
+	return Verdict{Answer: a}, true
+}
+
+// shareAt returns what the failure policy has admitted in its own window at now, nil with FailClosed, and for a key that is not
+// kept in memory and so cannot count. A new window ends with the store's, if one is open as far as this process knows, or by the
+// process' clock.
+func (k *Key) shareAt(now int64) *share {
+	u, policy, l, w := k.use, k.env.Fallback, k.Limit(), k.Lease()
+	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == retired {
+		return nil
+	}
+	if u.share == nil {
+		u.share = k.env.shares.take(k.node.Key, *l)
+	}
+	s := u.share
+	if now <= s.end && s.window.End != 0 {
+		return s
+	}
+	*s = share{length: l.Window}
+	if !w.Over(now) && l.Calendar.Period == 0 && !k.Rolls() {
+		s.window, s.end = w.Window, w.LatestEnd()
+	} else {
+		end := l.Ends(time.Now()) // of a calendar, more exactly than an old reading
+		s.window, s.end = backend.Window{End: end.UnixMilli()}, now+int64(time.Until(end))
+	}
+	return s
+}
+
+// fallBack answers the callers in line up to last by the failure policy.
+// Callers that stay until they are served wait on, unless the policy admits
+// them or an operator must act. Those who wait on are looked at again when the policy has
+// more tokens than then.
+func (k *Key) fallBack(last uint64, now int64, err error) {
+	u := k.use
+	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit().Tokens) }
+	var from uint64
+	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && u.policed > 0 && rest() <= u.shared {
+		from = u.policed
+	}
+	waits := false
+	u.line.Since(from, func(c *waiter) {
+		if c.Seq() > last {
+			return
+		}
+		if v, decided := k.policy(c.N, c.Stays, now, err); decided {
+			u.line.Notify(c, outcome{v})
+		} else {
+			waits = true
+		}
+	})
+	if waits {
+		u.policed, u.shared = last, rest()
+	}
+}
+
+// AskLimit asks for the present limit, which may be another one, and applies it, also to f, a statement that is about to be
+// sent; f may be nil. It holds no lock while it calls the user's function. If that
+// has returned a special limit to another call meanwhile, or a Refresh has begun, its answer here may
+// be older, and does not count, unless it is a block.
+func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
+	e := k.env
+	if !e.Varies() {
+		return *k.Limit(), nil
+	}
+	asked := e.asks.Add(1)
+	limit, err := e.Caller.Limit(k.node.Key)
+	if err == nil {
+		k.relimit(limit, func(u *use) bool { return asked > u.asked || PlanOf(limit) == Blocked }, f)
+	}
+	return limit, err
+}
+
+// Refresh asks for the limit because it has changed.
+func (k *Key) Refresh() error {
+	k.event(func(int64) effect {
+		if k.env.Varies() && k.phase != retired {
+			k.keep().asked = k.env.asks.Load()
+		}
+		return unchanged
+	})
+	_, err := k.AskLimit(nil)
+	return err
+}
+
+// Relimit makes limit the key's limit.
+func (k *Key) Relimit(limit backend.Limit) {
+	k.relimit(limit, func(*use) bool { return true }, nil)
+}
+
+// relimit makes limit the key's limit, if it counts, and brings f up to date. One that counts in another counter, or in none, is not this
+// key's: it leaves. A caller in line that wants more than the limit has gets ErrExceedsLimit or, in shadow, passes.
+func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
+	var orphan bool
+	k.event(func(now int64) (did effect) {
+		u, was := k.use, k.Limit()
+		switch {
+		case !counts(u):
+		case PlanOf(limit) != Counted || !sameCounter(&limit, was):
+			did = k.part(now)
+		default:
+			limit := limit
+			limit.Calendar = was.Calendar // the zone may be another pointer
+			if limit == *was {
+				break
+			}
+			if limit.Tokens > was.Tokens { // the store may have more now
+				u.denial.Open()
+			}
+			k.limit.Store(&limit)
+			u.line.Since(0, func(c *waiter) {
+				switch {
+				case c.N > limit.Tokens:
+					v := k.env.TooMuch(limit)
+					if v.Err == nil && k.Lease().Alive(now) {
+						v.Answer = k.answer(false, c.N, now, Local)
+					}
+					u.line.Notify(c, outcome{v})
+				case limit.Shadow && c.Stays: // nobody waits for a limit in shadow
+					u.line.Notify(c, outcome{Verdict{Next: StartOver}})
+				}
+			})
+			did = changed
+		}
+		if f != nil {
+			f.relimit()
+		}
+		orphan = k.orphan
+		return did
+	})
+	if orphan {
+		k.Retire(false)
+	}
+}
