@@ -5,7 +5,7 @@
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
---         head           "gen clients used promised asked before last off"
+--         head           "gen clients used span last asked before", and then " promised off" unless both are 0
 --         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
 --                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
 --         idle           "+idle out calls told at", if one of these is not 0
@@ -14,6 +14,7 @@
 --         gen            generation, which a Reset increases. What is about an older one is void
 --         clients        that have not left
 --         used           the sum of the counts
+--         span           how many buckets there are from 20 before the present one to the last that has tokens
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked
@@ -58,7 +59,8 @@
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the
 -- client took. What unread statements did is undone, then all that changed since that reply is applied.
 
--- start: the arguments. Everything is read and judged before the first write.
+-- start: the arguments. Everything is read and judged before the first write. Text that need not be a number stays text, because Lua
+-- is slow at making one of the other.
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
 local most = 9007199254740991                          -- the largest exact integer of a double
@@ -74,119 +76,113 @@ else
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
-local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', 0, 0, 0, 0, 0, ''
+local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', '0', '0', 0, 0, 0, ''
 if args > 7 then
   want, least, life, seq = unpack(ARGV, 7, 10)
   want, least = want + 0, least + 0
 end
 if args > 11 then
   wgen, known, widle, pace, after, changes = unpack(ARGV, 11, 16)
-  wgen, known, widle, pace, after = wgen + 0, known + 0, widle + 0, pace + 0, after + 0
+  widle, pace, after = widle + 0, pace + 0, after + 0
 end
 
 -- read: what the hash holds, and the time of the ring.
 
 local unit = length * 50                               -- of a bucket, us
-local own = call('HMGET', KEYS[1], '0', '1', '2', '3', '4', 'head', 'idle', limiter)
-local head, talk, field = own[6], own[7], limiter ~= '' and own[8]
-local hgen, clients, used, promised, asked, before, last, off = 0, 0, 0, 0, 0, 0, now, 0
+local present = floor(now / unit)
+local near = (present - present % 8) / 8 % 5           -- the field of its count
+local own = call('HMGET', KEYS[1], 'head', 'idle', limiter, string.sub('01234', near + 1, near + 1), string.sub('12340', near + 1, near + 1))
+local head, talk, field = own[1], own[2], limiter ~= '' and own[3]
+local hgen, gen, clients, used, span, last, asked, before, promised, off = '0', 0, 0, 0, 0, now, '0', '0', 0, 0
 local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
-  hgen, clients, used, promised, asked, before, last, off = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  local rare
+  hgen, clients, used, span, last, asked, before, rare = match(head, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
-  hgen, clients, used, promised, asked, before, last, off = hgen + 0, clients + 0, used + 0, promised + 0, asked + 0, before + 0, last + 0, off + 0
+  clients, used, span, last = clients + 0, used + 0, span + 0, last + 0
+  if rare ~= '' then
+    promised, off = match(rare, '^ (%d+) (%d+)$')
+    if not off then return redis.error_reply('BADSTATE the head of the ring is none') end
+    promised, off = promised + 0, off + 0
+  end
   if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
-    if not idle then return redis.error_reply('BADSTATE the head of the ring is none') end
+    if not idle then return redis.error_reply('BADSTATE the ring has idle tokens that are none') end
     idle, out, calls, told, at = idle + 0, out + 0, calls + 0, told + 0, at + 0
+    if idle > most or out + calls + told + at > most then return redis.error_reply('BADSTATE the ring has idle tokens that are none') end
   end
-  if max(hgen, clients, used, promised, asked, before, last + off, idle, out, calls, told, at) > most then return redis.error_reply('BADSTATE the head of the ring is none') end
+  gen = hgen + 0
+  if gen > most or clients > most or used > most or promised > most or last + off > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
-now = max(now + off, last)
+if last > now + off then now = last else now = now + off end
 off, last = now - raw, now
+if off > 0 then present = floor(now / unit) end
 
-local parsed, changed, bad = { }, { }, false           -- by groups of eight buckets. Counts stay text, because most do not change
-local none = '0,0,0,0,0,0,0,0'
+-- What functions share is in a table, because each local of which one knows costs much. It has the counts by fields, as text, since
+-- most do not change, after whether one has changed.
+local ring = { low = low, top = low + span - 1, used = used, near = near, text = own[4], next = own[5], shrunk = false, first = false, final = false }
 local function group(bucket)
   local g = (bucket - bucket % 8) / 8 % 5
-  local is = parsed[g]
-  if not is then
-    is = { match(own[g + 1] or none, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$') }
-    if not is[1] then is, bad = { 0, 0, 0, 0, 0, 0, 0, 0 }, true end
-    parsed[g] = is
+  local is = ring[g]
+  if is then return is end
+  local text = ring.text
+  if g == (ring.near + 1) % 5 then
+    text = ring.next
+  elseif g ~= ring.near then
+    ring.all = ring.all or redis.call('HMGET', KEYS[1], '0', '1', '2', '3', '4')
+    text = ring.all[g + 1]
   end
-  return is, bucket % 8 + 1, g
+  is = { false, string.match(text or '0,0,0,0,0,0,0,0', '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$') }
+  if not is[2] then is, ring.bad = { false, '0', '0', '0', '0', '0', '0', '0', '0' }, true end
+  ring[g] = is
+  return is
 end
-local function add(bucket, n)
-  if bucket < low or bucket > low + 30 then return 0 end  -- what counts no more cannot change
-  local is, i, g = group(bucket)
-  local has = is[i] + 0
-  if n < -has then n = -has elseif n > most - used then n = most - used end
-  if n ~= 0 then is[i], used, changed[g] = format('%d', has + n), max(used + n, 0), true end
+local function add(bucket, n, done)
+  if n == 0 or bucket < ring.low or bucket > ring.low + 30 then return 0 end  -- what counts no more cannot change
+  local is, i = group(bucket), bucket % 8 + 2
+  local has, used = is[i] + 0, ring.used
+  if has > 9007199254740991 then ring.bad = true end
+  if n < -has then n = -has elseif n > 9007199254740991 - used then n = 9007199254740991 - used end
+  if n ~= 0 then
+    is[1], is[i] = true, string.format('%d', has + n)
+    ring.used = used + n < 0 and 0 or used + n
+    if n < 0 then ring.shrunk = true elseif bucket > ring.top then ring.top = bucket end
+    if done then                                       -- is to know it
+      done[bucket] = (done[bucket] or 0) + n
+      if not ring.first or bucket < ring.first then ring.first = bucket end
+      if not ring.final or bucket > ring.final then ring.final = bucket end
+    end
+  end
   return n
 end
 
 -- field: the account of the limiter.
 
-local away, fgen, flife, fseq, fasked, ffirst, did, plus = '', -1, '', 0, 0, 0, '', ''
+local away, fgen, flife, fseq, fasked, did, plus = '', '', '', 0, '0', '', ''
 if field then
-  away, fgen, flife, fseq, fasked, ffirst, did, plus = match(field, '^(~?)(%d+) (%d+) (%d+) (%d+) ?(%-?%d*)([^+]*)(%+?%d*)$')
+  away, fgen, flife, fseq, fasked, did, plus = match(field, '^(~?)(%d+) (%d+) (%d+) (%d+)([^+]*)(%+?%d*)$')
   if not away then return redis.error_reply('BADSTATE the ring has a field that is no account') end
-  fgen, fseq, fasked, ffirst = fgen + 0, fseq + 0, fasked + 0, ffirst ~= '' and ffirst + 0 or 0
+  fseq = fseq + 0
   if flife == life and seq + 0 <= fseq or flife ~= life and life + 0 < flife + 0 then return { 4, raw, 0, 0, 0, off } end  -- it, or a later one, was here
 end
 
 -- turn: turn the ring to the present. What leaves it is deleted, because its place in the ring comes again.
 
-local present = floor(now / unit)
 local turned = not head or present - 20 > low
 if present - 20 > low then
-  before, asked = present - 20 == low + 1 and asked or 0, 0
-  for bucket = low, min(present - 21, low + 30) do promised = max(promised + add(bucket, -most), 0) end
+  before, asked = present - 20 == low + 1 and asked or '0', '0'
+  for bucket = low, min(present - 21, ring.top) do promised = max(promised + add(bucket, -most), 0) end
   low = present - 20
+  ring.low, ring.shrunk = low, false
 end
-local top, stop = low + 30, 0                          -- the last bucket that has tokens, and until when these count
-local function leaves(n)                               -- how long it takes until n tokens have left the ring, us
-  local left, bucket = 0, low
-  while bucket <= top and left < n do
-    local is, i = group(bucket)
-    left, bucket = left + is[i], bucket + 1
-  end
-  return max((bucket + 20) * unit - now, 0)
-end
-local function total()
-  while top >= low do
-    local g = (top - top % 8) / 8 % 5
-    if not parsed[g] and (own[g + 1] or none) == none then
-      top = top - top % 8 - 1
-    else
-      local is, i = group(top)
-      if is[i] ~= '0' then break end
-      top = top - 1
-    end
-  end
-  if top >= low then stop = floor(((top + 21) * unit + 999) / 1000) end
-end
+present = low + 20
 
 -- ring: undo what nobody has read, and apply what has changed.
 
-if wgen > hgen then hgen, clients, idle = wgen, 0, 0 end  -- only clients know it: the store has lost a Reset
+if wgen ~= hgen and wgen + 0 > gen then hgen, gen, clients, idle = wgen, wgen + 0, 0, 0 end  -- only clients know it: the store has lost a Reset
 
-local grants, grant, done, first, final = { }, 0, { }, nil, nil
-local function note(bucket, n)
-  if n == 0 then return end
-  done[bucket] = (done[bucket] or 0) + n
-  first, final = min(first or bucket, bucket), max(final or bucket, bucket)
-end
-local function give(bucket, n)
-  if n <= 0 then return end
-  add(bucket, n)
-  note(bucket, n)
-  grant = grant + n
-  grants[#grants + 1], grants[#grants + 2] = bucket, n
-end
-
+local reply, done = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nil, nil }, { }
 local same = fgen == hgen
 local mine = same and flife == life
 local left, spare, called = true, 0, false
@@ -194,83 +190,104 @@ if same then
   left, called = away ~= '', plus == '+'
   if plus ~= '' and not called then spare = min(plus + 0, idle) end
 end
-if mine and fseq > known then
-  local bucket = fasked + ffirst
+if did ~= '' and mine and fseq > known + 0 then
+  local bucket
   for n, times in string.gmatch(did, ' (-?%d+)%*?(%d*)') do
-    for _ = 1, times == '' and 1 or min(times + 0, 31) do
-      add(bucket, -n)
-      bucket = bucket + 1
+    if not bucket then
+      bucket = fasked + n
+    else
+      for _ = 1, times == '' and 1 or min(times + 0, 31) do
+        add(bucket, -n)
+        bucket = bucket + 1
+      end
     end
   end
 end
-if wgen == hgen and (limiter ~= '' or need == 0) then
+if changes ~= '' and wgen == hgen and (limiter ~= '' or need == 0) then
   for bucket, n in string.gmatch(changes, '(%d+) (-?%d+)') do
     bucket, n = bucket + 0, n + 0
     if n > 0 then bucket = min(bucket > 0 and bucket or present, present + 10) end
-    if n > 0 or mine then note(bucket, add(bucket, n)) end
+    if n > 0 or mine then add(bucket, n, done) end
   end
 end
 
 -- spread: grant tokens of the buckets in which the client will use them, while much is free.
 
 local lacks, leaving = false, how % 16 >= 8
-local soonest = floor((now + min(within, length * 250)) / unit)
-local rest = max(limit - used, 0)
+local soonest, rest = present, limit - ring.used
+if within > 0 then soonest = floor((now + min(within, length * 250)) / unit) end
+if rest < 0 then rest = 0 end
 if limiter == '' then
   if need > 0 then
-    lacks = used + need > limit
-    if not lacks then give(soonest, need) end
+    lacks = need > rest
+    if not lacks then reply[7], reply[13], reply[14] = need, soonest, add(soonest, need) end
   end
 else
   if not left then clients = max(clients - 1, 0) end
   if not leaving then clients = clients + 1 end
   if want > 0 then
-    local weight = max(pace, need, 1)
-    if fasked ~= present then
-      fasked, asked = present, min(asked + weight, most)
+    local weight = pace > need and pace or need
+    if weight < 1 then weight = 1 end
+    if fasked + 0 ~= present then
+      fasked, asked = format('%d', present), format('%d', min(asked + weight, most))
     end
-    local from, to, begin, later = now, 0, soonest, after >= present
-    if later then
+    local from, begin, have = now, soonest, widle
+    if after >= present then
       begin = max(begin, min(after + 1, present + 10))
-      from = begin * unit
+      from, have = begin * unit, 0
     end
-    to = max(present + min(max(floor(rest / limit * 60 - 3), 0), 10), begin)
-    local function use(a, b) return pace * ((b - a) / (length * 1000)) end
-    local target, have, top = need, later and 0 or widle, rest
+    local to = begin
+    if want > need then to = max(present + min(floor(rest / limit * 60 - 3), 10), begin) end
+    local target, top = need, rest
     if how % 2 == 1 then
       if need == 0 or calls == 0 then target = want end  -- else others may wait for what came back, too
     else
-      local likely = use(from, (to + 1) * unit)
+      local likely = pace * (((to + 1) * unit - from) / (length * 1000))
       if likely >= 2 then target = min(max(target, need + math.ceil(likely + 1.5 * math.sqrt(likely)) - have), want) end
       local share, part = weight / (max(before - asked, 0) + weight), weight / max(before, weight)
       top = max(need, min(floor(rest * share), max(floor(rest / 4), floor(limit / 10 * part))))
     end
-    local take = min(target, rest, top)
+    local take = target
+    if take > rest then take = rest end
+    if take > top then take = top end
     if take < least then take = 0 end
     lacks = take < target
     local waiting, bucket = need, begin
     while take > 0 do
       local n = take
-      if bucket < to then
-        n = min(take, max(waiting + math.ceil(use(max(from, bucket * unit), (bucket + 1) * unit)) - have, waiting))
-        waiting, have = 0, 0
+      if n > waiting and bucket < to then
+        local likely = math.ceil(pace * (((bucket + 1) * unit - max(from, bucket * unit)) / (length * 1000)))
+        n = min(n, max(waiting + likely - have, waiting))
       end
-      give(bucket, n)
+      waiting, have = 0, 0
+      if n > 0 then
+        add(bucket, n, done)
+        reply[#reply + 1], reply[#reply + 2], reply[7] = bucket, n, reply[7] + n
+      end
       take, bucket = take - n, bucket + 1
     end
   end
 end
-total()
 
--- write: the head and the account, and whether to call idle tokens back.
+-- total: what counts, and until when.
 
-local ms, held = floor(now / 1000), 0                  -- idle in this client, until it states again
+local top, stop = ring.top, 0                          -- the last bucket that has tokens
+used = ring.used
+while ring.shrunk and top >= low and group(top)[top % 8 + 2] == '0' do top = top - 1 end
+if top >= low then
+  stop = ((top + 21) * unit + 999) / 1000
+  stop = stop - stop % 1
+end
+
+-- idle: whether to call idle tokens back, and when tokens come.
+
+local grant, ms, held = reply[7], (now - now % 1000) / 1000, 0          -- idle in this client, until it states again
 local others, kind, sample, crowd, again, recalls, sent, mute = 0, 0, 256, 32, false, 1, 0, 0
 if limiter ~= '' then
   if how % 4 < 2 and not leaving then
-    held = max(grant - need, 0)
+    if grant > need then held = grant - need end
     if wgen == hgen then held = held + widle end
-    held = min(held, most - (idle - spare))
+    if held > most - (idle - spare) then held = most - (idle - spare) end
   end
   others, idle = idle - spare, idle - spare + held
   if called then out, at = max(out - 1, 0), ms end
@@ -282,27 +299,45 @@ if limiter ~= '' then
   end
 end
 
-local frees = 0
+local awaited, promise = 0, 0
 if lacks then
   local short, first = max(need - grant, 0), limiter == '' and need or least
   if promised == 0 then                                -- else what is free is others'
     short, first = min(short, max(short - (limit - used), 1)), first - (limit - used)
   end
   first = min(short, first)
-  frees = leaves(promised + max(first, 1))
-  if kind == 0 and frees > 0 then promised = min(promised + max(first, min(short, 1)), limit) end  -- else it asks again before that
+  awaited, promise = promised + max(first, 1), max(first, min(short, 1))
 elseif used >= limit then
-  frees = leaves(1)
+  awaited = 1
 end
 
-if bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
+-- leaves: how long it takes until so many tokens have left the ring, us.
+
+local frees = 0
+if awaited > 0 then
+  local bucket = low
+  while awaited > 0 and bucket <= top do
+    local is = group(bucket)
+    for i = bucket % 8 + 2, 9 do
+      if is[i] ~= '0' then awaited = awaited - is[i] end
+      bucket = bucket + 1
+      if awaited <= 0 or bucket > top then break end
+    end
+  end
+  frees = max((bucket + 20) * unit - now, 0)
+end
+if ring.bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
+
+-- write: the head and the account.
+
+if lacks and kind == 0 and frees > 0 then promised = min(promised + promise, limit) end  -- else it asks again before that
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time
   local some, gone = call('HRANDFIELD', KEYS[1], 4, 'WITHVALUES'), { }
   for i = 1, #some, 2 do
     local away, g, a, plus = match(some[i + 1], '^(~?)(%d+) %d+ %d+ (%d+)[^+]*(%+?%d*)$')
     if away and some[i] ~= limiter and some[i] ~= 'head' and a + 10 < low then
       gone[#gone + 1] = some[i]
-      if g + 0 == hgen then
+      if g == hgen then
         if away == '' then clients = max(clients - 1, 0) end
         if plus ~= '' and plus ~= '+' then idle, others = max(idle - plus, 0), max(others - plus, 0) end
       end
@@ -310,43 +345,39 @@ if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have no
   end
   if gone[1] then call('HDEL', KEYS[1], unpack(gone)) end
 end
-local fields = { 'head', format('%d %d %d %d %d %d %d %d', hgen, clients, used, promised, asked, before, last, off) }
-local where, text = 'idle', ''                         -- a field of its own, so that none is long: Redis packs such hashes
-if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
-  fields[3], fields[4] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
-end
-for g in pairs(changed) do fields[#fields + 1], fields[#fields + 2] = g, table.concat(parsed[g], ',') end
+local figures = format('%d %d %d %d ', clients, used, top < low and 0 or top - low + 1, last)
+local fields = { 'head', hgen .. ' ' .. figures .. asked .. ' ' .. before, nil, nil, nil, nil, nil, nil }
+if promised > 0 or off > 0 then fields[2] = fields[2] .. format(' %d %d', promised, off) end
 if limiter ~= '' then
-  local account = format('%s%d %s %s %d', leaving and '~' or '', hgen, life, seq, fasked)
+  local account, first, final = (leaving and '~' or '') .. hgen .. ' ' .. life .. ' ' .. seq .. ' ' .. fasked, ring.first, ring.final
   if first then account = account .. format(' %d', first - fasked) end
   while first and first <= final do
     local n, times = done[first] or 0, 1
     while first + times <= final and (done[first + times] or 0) == n do times = times + 1 end
-    account = account .. format(' %d', n)
-    if times > 1 then account = account .. format('*%d', times) end
+    account = account .. format(times > 1 and ' %d*%d' or ' %d', n, times)
     first = first + times
   end
   if held > 0 then account = account .. format('+%d', held) end
-  fields[#fields + 1], fields[#fields + 2] = limiter, account
+  fields[3], fields[4] = limiter, account
+end
+for g = 0, 4 do
+  if ring[g] and ring[g][1] then fields[#fields + 1], fields[#fields + 2] = g, table.concat(ring[g], ',', 2, 9) end
+end
+local where, text = 'idle', ''                         -- a field of its own, so that none is long: Redis packs such hashes
+if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
+  fields[#fields + 1], fields[#fields + 2] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
 end
 call('HSET', KEYS[1], unpack(fields))
 if turned then call('PEXPIRE', KEYS[1], 2 * length + 1000) end  -- nothing counts for as long as that
 
-local name, hend = format('%d', hgen), 0
-KEYS[3] = KEYS[1]
-local wait, all = need, grant
-local function reply()
-  local r = { mute, raw, stop, hgen, used, off, all, limiter ~= '' and clients or 0, 0, mute == 0 and limiter ~= '' and idle - held or 0, mute == 0 and kind == 1 and out or 0, frees }
-  for i = 1, #grants do r[#r + 1] = grants[i] end
-  return r
-end
+local name, hend, wait = hgen, 0, need
 need = others                                          -- a recall is of all
 
 -- call: a message of the kind, if there is one, to other clients, the largest holders first if it is a recall.
 
 if kind > 0 then
   local all = clients > 32 and (kind == 2 or kind == 3 and rest > math.floor(clients / 4))  -- one message to all
-  local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
+  local some, found = all and { } or call('HRANDFIELD', KEYS[#KEYS], sample, 'WITHVALUES'), { all and { name = '' } or nil }
   local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
@@ -379,7 +410,12 @@ if kind > 0 then
     end
   end
   if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[#KEYS], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 
-return reply()
+-- reply: the figures, before what it grants.
+
+reply[1], reply[2], reply[3], reply[4], reply[5], reply[6], reply[12] = mute, raw, stop, gen, used, off, frees
+if limiter ~= '' then reply[8] = clients end
+if limiter ~= '' and mute == 0 then reply[10], reply[11] = idle - held, kind == 1 and out or 0 end
+return reply

@@ -373,7 +373,7 @@ end
 
 if kind > 0 then
   local all = clients > 32 and (kind == 2 or kind == 3 and rest > math.floor(clients / 4))  -- one message to all
-  local some, found = all and { } or call('HRANDFIELD', KEYS[3], sample, 'WITHVALUES'), { all and { name = '' } or nil }
+  local some, found = all and { } or call('HRANDFIELD', KEYS[#KEYS], sample, 'WITHVALUES'), { all and { name = '' } or nil }
   local mark = name .. ' '
   for i = 1, #some, 2 do
     local name = some[i]
@@ -406,7 +406,7 @@ if kind > 0 then
     end
   end
   if fields[1] then at, calls, out = out > 0 and at or ms, recalls, out + sent end
-  if sent > 0 or mute == 0 then call('HSET', KEYS[3], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
+  if sent > 0 or mute == 0 then call('HSET', KEYS[#KEYS], where, text .. format('+%d %d %d %d %d', idle, out, calls, told, at), unpack(fields)) end
 end
 
 -- reply: after a message.

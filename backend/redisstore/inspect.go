@@ -169,7 +169,7 @@ func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 // readRing reads a rolling limit as lua/rollcheck.lua does.
 func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 	own := c.own.Val()
-	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0 0"))
+	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0"))
 	length, err := time.ParseDuration(strings.TrimSuffix(c.counter, ":roll"))
 	idle := ringIdle.FindStringSubmatch(cmp.Or(own["idle"], "+0 0"))
 	if h == nil || idle == nil || err != nil || length < backend.MinRolling || length > backend.MaxWindow {
@@ -197,7 +197,7 @@ func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 
 // The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua.
 var (
-	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){5} (\d{1,16}) (\d{1,16})$`)
+	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){3} (\d{1,16})(?: \d+){2}(?: \d+ (\d{1,16}))?$`)
 	ringIdle    = regexp.MustCompile(`^\+(\d{1,16})[ \d]+$`)
 	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[^+]*()(?:\+(\d{0,16}))?$`)
 

@@ -246,7 +246,7 @@ func ahead(v []int64) { v[1], v[5] = v[1]+v[5], 0 }
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	r := request{script: checkScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, limit: l}
 	if l.Rolls {
-		r.script, r.args = rollCheckScript, []any{l.Window.Milliseconds()}
+		r.script, r.args = rollCheckScript, []any{l.Window.Milliseconds(), l.Tokens}
 	}
 	v, err := s.do(ctx, r)
 	if err != nil {
@@ -257,9 +257,7 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	}
 	ahead(v)
 	out := state(v, l)
-	if out.Remaining == 0 {
-		out.Frees = microseconds(v[6])
-	}
+	out.Frees = microseconds(v[6])
 	return out, nil
 }
 

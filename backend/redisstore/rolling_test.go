@@ -45,7 +45,7 @@ func TestRollingLayout(t *testing.T) {
 	a.next.Known = 1
 	ask(b, 2, 0)
 	require.Equal(t, map[string]string{
-		"head":      "0 2 6 0 22 0 1900000000500000 0",
+		"head":      "0 2 6 23 1900000000500000 22 0",
 		"idle":      "+3 0 0 0 0",
 		"1":         "0,0,0,0,0,4,1,1", // buckets 633333328 and after: that divided by 8, modulo 5
 		"process.0": "0 4503599627370496 1 633333333 0 2 1*2+3",
@@ -64,7 +64,7 @@ func TestRollingLayout(t *testing.T) {
 	b.next.Leaving = true
 	ask(b, 0, -1)
 	require.Equal(t, map[string]string{
-		"head":      "0 1 7 0 22 0 1900000000500000 0",
+		"head":      "0 1 7 22 1900000000500000 22 0",
 		"idle":      "+0 0 0 0 0",
 		"1":         "0,0,0,0,0,6,1,0",
 		"process.0": "0 4503599627370496 2 633333333 0 3 0 -1",
@@ -74,7 +74,7 @@ func TestRollingLayout(t *testing.T) {
 	void, err := s.Reset(ctx, "user 1", rolling10)
 	require.NoError(t, err)
 	require.Equal(t, backend.Window{End: 1900000065000}, void)
-	require.Equal(t, "1900000000500 0 0 0 0 0 1900000000500000 0", client.HGet(ctx, counter, "head").Val())
+	require.Equal(t, "1900000000500 0 0 0 1900000000500000 0 0", client.HGet(ctx, counter, "head").Val())
 	all, err := s.Inspect(ctx, "user 1")
 	require.NoError(t, err)
 	require.Empty(t, all)
@@ -207,7 +207,7 @@ func TestRollingIsOneCall(t *testing.T) {
 			require.EqualValues(t, 1, server.Calls(c.command), i)
 			text := strings.Replace(c.command, "evalsha", "eval", 1)
 			require.Equal(t, map[bool]int64{false: 1, true: 0}[known], server.Calls(text), i)
-			require.EqualValues(t, 1, server.Calls("hmget"), i)
+			require.LessOrEqual(t, server.Calls("hmget"), int64(2), i) // the second is once a bucket
 			require.LessOrEqual(t, server.Calls("hset"), int64(1), i)
 		}
 	}
@@ -352,7 +352,7 @@ func TestRollingForeign(t *testing.T) {
 	refused, answered := 0, 0
 	for range 4000 {
 		require.NoError(t, client.Del(t.Context(), ring).Err())
-		fields := []any{"head", text(fmt.Sprintf("0 2 6 0 1 1 %d 0", now.UnixMicro())), "idle", text("+3 0 0 0 0"), fmt.Sprint(low / 8 % 5), text("0,0,1,0,0,0,0,0"),
+		fields := []any{"head", text(fmt.Sprintf("0 2 6 21 %d 1 1 3 0", now.UnixMicro())), "idle", text("+3 0 0 0 0"), fmt.Sprint(low / 8 % 5), text("0,0,1,0,0,0,0,0"),
 			fmt.Sprint((low + 20) / 8 % 5), text("0,0,0,0,2,1,1,1"), "a.1", text(fmt.Sprintf("0 1 1 %d 0 3 1*2", low+20)), "b.1", text(fmt.Sprintf("0 1 1 %d -3 1 1+3", low+20))}
 		require.NoError(t, client.HSet(t.Context(), ring, fields...).Err())
 		before := client.HGetAll(t.Context(), ring).Val()

@@ -3,7 +3,7 @@
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
---         head           "gen clients used promised asked before last off"
+--         head           "gen clients used span last asked before", and then " promised off" unless both are 0
 --         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
 --                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
 --         idle           "+idle out calls told at", if one of these is not 0
@@ -12,6 +12,7 @@
 --         gen            generation, which a Reset increases. What is about an older one is void
 --         clients        that have not left
 --         used           the sum of the counts
+--         span           how many buckets there are from 20 before the present one to the last that has tokens
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked

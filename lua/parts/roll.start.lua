@@ -1,4 +1,5 @@
--- start: the arguments. Everything is read and judged before the first write.
+-- start: the arguments. Everything is read and judged before the first write. Text that need not be a number stays text, because Lua
+-- is slow at making one of the other.
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
 local most = 9007199254740991                          -- the largest exact integer of a double
@@ -14,12 +15,12 @@ else
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
-local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', 0, 0, 0, 0, 0, ''
+local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', '0', '0', 0, 0, 0, ''
 if args > 7 then
   want, least, life, seq = unpack(ARGV, 7, 10)
   want, least = want + 0, least + 0
 end
 if args > 11 then
   wgen, known, widle, pace, after, changes = unpack(ARGV, 11, 16)
-  wgen, known, widle, pace, after = wgen + 0, known + 0, widle + 0, pace + 0, after + 0
+  widle, pace, after = widle + 0, pace + 0, after + 0
 end

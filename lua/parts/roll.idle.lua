@@ -1,0 +1,31 @@
+-- idle: whether to call idle tokens back, and when tokens come.
+
+local grant, ms, held = reply[7], (now - now % 1000) / 1000, 0          -- idle in this client, until it states again
+local others, kind, sample, crowd, again, recalls, sent, mute = 0, 0, 256, 32, false, 1, 0, 0
+if limiter ~= '' then
+  if how % 4 < 2 and not leaving then
+    if grant > need then held = grant - need end
+    if wgen == hgen then held = held + widle end
+    if held > most - (idle - spare) then held = most - (idle - spare) end
+  end
+  others, idle = idle - spare, idle - spare + held
+  if called then out, at = max(out - 1, 0), ms end
+  if need > grant and others > 0 then                  -- in vain, mostly, while tokens are short: so less and less often
+    local bucket = floor(length / 20)
+    if ms - told > 2 * bucket then calls = 0 end
+    told = ms
+    if calls == 0 or ms - at >= bucket * 2 ^ min(calls - 1, 3) then kind, out, recalls = 1, 0, calls + 1 end
+  end
+end
+
+local awaited, promise = 0, 0
+if lacks then
+  local short, first = max(need - grant, 0), limiter == '' and need or least
+  if promised == 0 then                                -- else what is free is others'
+    short, first = min(short, max(short - (limit - used), 1)), first - (limit - used)
+  end
+  first = min(short, first)
+  awaited, promise = promised + max(first, 1), max(first, min(short, 1))
+elseif used >= limit then
+  awaited = 1
+end
