@@ -167,6 +167,17 @@ func (d *Demand) Pace(l backend.Limit, now, spent int64) int64 {
 	return int64(min(is.rate, 2*is.recent) * min(l.Window.Seconds(), float64(l.Tokens)/max(is.rate, 1e-9)))
 }
 
+// Uses is how many tokens the key uses in so long at its Pace.
+func (d *Demand) Uses(l backend.Limit, in time.Duration, now, spent int64) float64 {
+	return float64(d.Pace(l, now, spent)) * in.Seconds() / l.Window.Seconds()
+}
+
+// Keeps is Uses and three deviations more: what is surely used.
+func (d *Demand) Keeps(l backend.Limit, in time.Duration, now, spent int64) int64 {
+	use := d.Uses(l, in, now, spent)
+	return int64(math.Ceil(use + 3*math.Sqrt(use)))
+}
+
 // Reorder is the stock at which to order, so that the stock lasts until the batch comes:
 // the tokens used in the lead time, three deviations of that, and a large request less one
 // token, because a stock that cannot serve the next request is useless. At low rates of

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/monotime"
@@ -50,6 +51,19 @@ type Settings struct {
 	Direct   bool          // no stock: a statement asks for exactly what callers in line need
 	Timeout  time.Duration // of a call
 	Fallback Policy        // while the store is away
+}
+
+// patience is how long callers in line wait at most for those that the store has called.
+func (s *Settings) patience(l backend.Limit) time.Duration {
+	return min(l.Window/denial.Times, s.Timeout)
+}
+
+// source is where the decision on a request for n tokens came from that stood in line.
+func (s *Settings) source(n int64) Source {
+	if s.Direct || s.Sizing.Max > 0 && n > s.Sizing.Max || s.Sizing.Kind == demand.Fixed && n > s.Sizing.Min {
+		return Direct
+	}
+	return Fetched
 }
 
 // Caller makes the calls of keys. No key is locked meanwhile, except that Shard and Hears

@@ -38,16 +38,17 @@ func (f *Fetch) asks() bool {
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second fetch on it first brings the demand estimate
 // up to date.
-func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
+func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
 	u, w, counts, q := k.use, k.Lease(), &k.env.Counts, backend.Statement{}
-	f := &Fetch{k: k, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last()}
+	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last()}
 	u.fetch = f
 
 	// What goes back first: others may want it, or it would not be used.
 	switch why {
 	case next.Refresh:
-		surplus = max(k.free()-k.kept(now), 0)
+		until, _ := k.Last()
+		surplus = max(k.free()-u.demand.Keeps(*k.Limit(), time.Duration(until-now), now, k.Spent()), 0)
 	case next.Probe:
 		counts.Probes.Add(1)
 	case next.Prefetch:
@@ -84,7 +85,7 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = k.free()
 	}
-	q.Waited, q.GaveUp = u.denial.Waited(now, k.patience())
+	q.Waited, q.GaveUp = u.denial.Waited(now, k.env.patience(l))
 	if k.State(&q, now); k.Rolls() {
 		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.Spent())
 		q.Within = 2 * k.shard.Lead() << u.unserved // longer after a reply that came too late
@@ -118,9 +119,6 @@ func (k *Key) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	f.Req = q
 	return f
 }
-
-// patience is how long callers in line wait at most for those that the store has called.
-func (k *Key) patience() time.Duration { return min(k.Limit().Window/denial.Times, k.env.Timeout) }
 
 // relimit writes the statement anew for a limit that has changed since.
 func (f *Fetch) relimit() {
@@ -269,7 +267,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	need := r.Grant < q.Need
 	reply := denial.Reply{
-		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Longest: k.patience(), Called: r.Called > 0,
+		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Longest: k.env.patience(l), Called: r.Called > 0,
 		InVain: need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active() > 0, // those who came during a prefetch that gets nothing have asked by it
 		Served: r.Called == 0 && (r.Idle == 0 || rolls) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
 	}
@@ -365,7 +363,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		} else if f.asks() && r.Grant == 0 { // nothing is to be had ahead of time
 			u.hold = now + int64(bucket(l.Window)/holdPart)
 		}
-		orders = orders && u.hold == 0 && k.pace(bucket(l.Window), now) >= worthTwo
+		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.Spent()) >= worthTwo
 	}
 	if orders {
 		if reorder = u.demand.ReorderAt(&t); u.demand == nil && reorder >= 0 {

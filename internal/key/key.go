@@ -24,25 +24,29 @@ import (
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
-// Key is one key. Exported methods are safe for concurrent use: they take the lock. All others are parts of a step and need it.
-//
-// A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
+// Key is one key, and the lock of its machine. Its methods are the events; they are safe for concurrent use.
 type Key struct {
+	machine
+	mu sync.Mutex
+}
+
+// machine is the state of a key, and all that changes it. It has no lock, clock or goroutine of its own: each event is a step, with
+// the time at which it happens. A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
+type machine struct {
 	// The hot path reads these, without the lock.
 	terms               // the limit: written under the lock
 	meter               // counts
 	env           *Env  // never changes
-	node          *node // never changes; has the key
+	node          *node // never changes; has the name, and the Key
 	tokens.Tokens       // Lease; the lock guards the rest
 
-	// The lock guards all that follows. Nothing but step and the events that it calls writes it.
-	mu        sync.Mutex
+	// The key's lock guards all that follows. Nothing but step and the events that it calls writes it.
 	shard     *Shard     // on which the key was when it last looked
 	use       *use       // nil outside a step unless the key is in use
 	first     int64      // time of the first fetch; 0 = none yet
 	clients   uint16     // that share the key: the larger count of this window and the last
 	reported  uint16     // clients in the store's last reply
-	phase     phase      //
+	phase     phase      // whether the key is kept
 	inLine    next.Class // the line of its shard in which the key stands
 	parted    bool       // it has left its counter, and is not in the table any more
 	orphan    bool       // it found no room among the leavers
@@ -118,7 +122,7 @@ func (k *Key) Name() string { return k.node.Key }
 func (k *Key) Of(e *Env) bool { return k.env == e }
 
 // Used records a request for n tokens that was served.
-func (k *Key) Used(n int64) {
+func (k *machine) Used(n int64) {
 	if size := uint32(min(n, 1<<32-1)); size > k.largest.Load() {
 		k.largest.Store(size)
 	}
@@ -139,17 +143,21 @@ var unchanged, changed = effect{}, effect{changed: true}
 
 // event changes the key, and starts the fetch that is due after that.
 func (k *Key) event(change func(now int64) effect) {
-	if f := k.step(change, slot{}); f != nil {
+	if f := k.happen(change, slot{}); f != nil {
 		go k.env.Caller.Send(f)
 	}
 }
 
-// step is all that happens to a key at one event: expire, change, serve, decide, act. It does no I/O. It returns the fetch that is to be
-// sent. has is the slot of a key whose turn to call has come, or none.
-func (k *Key) step(change func(now int64) effect, has slot) (f *Fetch) {
+// happen is the part of an event under the lock. has is the slot of a key whose turn to call has come, or none.
+func (k *Key) happen(change func(now int64) effect, has slot) *Fetch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := k.env.Clock.Now() // read under the lock, because served callers must be in time now
+	return k.step(k.env.Clock.Now(), change, has) // read under the lock, because served callers must be in time now
+}
+
+// step is all that happens to a key at one event: expire, change, serve, decide, act. It does no I/O. It returns the fetch that is to be
+// sent. has is the slot of a key whose turn to call has come, or none.
+func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *Fetch) {
 	if k.use == nil {
 		k.use = new(use)
 	}
@@ -217,7 +225,7 @@ func (k *Key) step(change func(now int64) effect, has slot) (f *Fetch) {
 	if at != next.Never && !(now < u.due && u.due <= at) {
 		k.keep()
 		if u.due = at; u.timer == nil {
-			u.timer = time.AfterFunc(time.Duration(at-now), k.tick)
+			u.timer = time.AfterFunc(time.Duration(at-now), k.node.State.tick)
 		} else {
 			u.timer.Reset(time.Duration(at - now))
 		}
@@ -232,7 +240,7 @@ func (k *Key) tick() {
 }
 
 // keep keeps what is known of the key's use from now on: most keys are fetched for once, and one observation says nothing.
-func (k *Key) keep() *use {
+func (k *machine) keep() *use {
 	u := k.use
 	if u.demand != nil {
 		return u
@@ -254,14 +262,14 @@ func spread(window time.Duration) int64 {
 }
 
 // observe brings the estimate of the demand up to date.
-func (k *Key) observe(now int64) {
+func (k *machine) observe(now int64) {
 	k.keep().demand.Observe(k.Limit().Window, now, k.Spent(), int64(k.largest.Swap(0)))
 }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
 // while the key is denied. While a fetch is in flight for callers in line, tokens stay
 // reserved and nobody is refused without the lock, because the fetch may bring enough.
-func (k *Key) publish() {
+func (k *machine) publish() {
 	u := k.use
 	if u.fetch != nil && u.line.Active() > 0 {
 		return
@@ -278,7 +286,7 @@ func (k *Key) publish() {
 // free is how many of the tokens that the key holds nobody here waits for. That is what a
 // statement says to be idle, and all of it goes back when others want it: a key that keeps
 // what it will use soon makes refusals elsewhere untrue if its callers have moved on.
-func (k *Key) free() int64 { return max(k.Held()-k.use.line.Tokens(), 0) }
+func (k *machine) free() int64 { return max(k.Held()-k.use.line.Tokens(), 0) }
 
 // How far a key looks ahead. A Part divides the window, or a bucket.
 const (
@@ -292,7 +300,7 @@ const (
 )
 
 // sizes returns what sizes depend on besides the demand.
-func (k *Key) sizes(now int64) demand.Terms {
+func (k *machine) sizes(now int64) demand.Terms {
 	w, e, l := k.Lease(), k.env, *k.Limit()
 	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
 	switch t.Open = w.Alive(now); {
@@ -307,21 +315,8 @@ func (k *Key) sizes(now int64) demand.Terms {
 // bucket is the length of a bucket of a rolling limit.
 func bucket(window time.Duration) time.Duration { return window / backend.Buckets }
 
-// pace is how many tokens a key of a rolling limit is likely to use in so long.
-func (k *Key) pace(in time.Duration, now int64) float64 {
-	l := *k.Limit()
-	return float64(k.use.demand.Pace(l, now, k.Spent())) * in.Seconds() / l.Window.Seconds()
-}
-
-// kept is how many tokens a key of a rolling limit will use of those that it has, before they are over, and three deviations more.
-func (k *Key) kept(now int64) int64 {
-	until, _ := k.Last()
-	use := k.pace(time.Duration(until-now), now)
-	return int64(math.Ceil(use + 3*math.Sqrt(use)))
-}
-
 // facts returns all facts of the key on which its next call depends.
-func (k *Key) facts(now int64, did effect) next.Facts {
+func (k *machine) facts(now int64, did effect) next.Facts {
 	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
 		Now: now, Retired: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
@@ -379,7 +374,7 @@ func (k *Key) facts(now int64, did effect) next.Facts {
 		f.Used = u.demand.UsedIn(k.Spent(), k.refusals.Load())
 	} else {
 		f.Low = f.Low && now >= u.hold
-		if until, last := k.Last(); last != 0 && t.Ahead() && k.pace(bucket(l.Window), now) >= worthTwo {
+		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.Spent()) >= worthTwo {
 			f.Refresh = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
 		}
 	}
@@ -391,7 +386,7 @@ const probeSlack = 20 * time.Millisecond
 
 // outlasts returns the surplus of a key that cannot be called, and when to look again: tokens that will not be used while the
 // limit lasts, if they are half of the stock, because less is not worth a call.
-func (k *Key) outlasts(now int64) (n, at int64) {
+func (k *machine) outlasts(now int64) (n, at int64) {
 	u, t, stock := k.use, k.sizes(now), k.Lease().Stock()
 	if !k.short || stock <= t.Limit.Tokens/50/t.Clients {
 		return 0, 0
@@ -416,7 +411,7 @@ func (k *Key) outlasts(now int64) (n, at int64) {
 // get the tokens at hand and those that the store has left. fresh says that the store's
 // rest was read just now. Otherwise it is known only while the key is denied, and a caller
 // that cannot be served at once waits for a fetch.
-func (k *Key) serve(now int64, fresh bool) {
+func (k *machine) serve(now int64, fresh bool) {
 	u := k.use
 	if u.line.Empty() {
 		return
@@ -440,10 +435,10 @@ func (k *Key) serve(now int64, fresh bool) {
 		case waiters.Grant:
 			k.Take(c.N)
 			k.Used(c.N)
-			o.Answer = k.answer(true, c.N, now, k.source(c.N))
+			o.Answer = k.answer(true, c.N, now, k.env.source(c.N))
 		case waiters.Refuse:
 			k.refusals.Add(1)
-			o.Answer = k.answer(false, c.N, now, k.source(c.N))
+			o.Answer = k.answer(false, c.N, now, k.env.source(c.N))
 		case waiters.Miss:
 			o.Err = ErrDeadline
 		}
@@ -462,7 +457,7 @@ func (k *Key) serve(now int64, fresh bool) {
 
 // deny refuses from memory: until it is this process' turn to probe, or the window ends or, of a rolling limit, some tokens count
 // no more.
-func (k *Key) deny(now int64) {
+func (k *machine) deny(now int64) {
 	u, w, window := k.keep(), k.Lease(), k.Limit().Window
 	if !u.demand.IsExhausted() {
 		k.observe(now)

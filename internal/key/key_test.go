@@ -215,7 +215,7 @@ func TestRetiredStaysRetired(t *testing.T) {
 	if invariant.Enabled {
 		withKey(t, "", func(t *testing.T, r *rig, k *Key) {
 			k.Retire(false)
-			assert.Panics(t, func() { k.step(func(int64) effect { k.phase = active; return changed }, slot{}) })
+			assert.Panics(t, func() { k.step(0, func(int64) effect { k.phase = active; return changed }, slot{}) })
 			k.phase = retired
 		})
 	}

@@ -59,7 +59,7 @@ func (k *Key) Reset(void backend.Window) {
 
 // voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
 // may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
-func (k *Key) voided(of backend.Window, now int64) effect {
+func (k *machine) voided(of backend.Window, now int64) effect {
 	u, w := k.keep(), k.Lease()
 	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
 		return unchanged
@@ -76,7 +76,7 @@ func (k *Key) voided(of backend.Window, now int64) effect {
 // void ends what is known of the window, which a Reset has voided: nothing of it is spent, refused or
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
 // window, so that a false message does no harm.
-func (k *Key) void(now int64) effect {
+func (k *machine) void(now int64) effect {
 	k.Lease().Doubt(now)
 	u := k.keep()
 	u.surplus = surplus.Surplus{}
@@ -130,7 +130,7 @@ func (l *leavers) all(yield func(*Key) bool) {
 }
 
 // part makes the key leave its counter for good: the next request finds another key, or none. Callers in line start over.
-func (k *Key) part(now int64) effect {
+func (k *machine) part(now int64) effect {
 	if k.phase == retired || k.parted {
 		return unchanged
 	}
@@ -141,13 +141,13 @@ func (k *Key) part(now int64) effect {
 	}
 	u.denial.Open()
 	k.env.Table.Delete(k.node)
-	k.orphan = !k.env.leavers.add(k)
+	k.orphan = !k.env.leavers.add(&k.node.State)
 	u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Next: StartOver}}) })
 	return changed
 }
 
 // leave lets the key be forgotten, after a last statement if one is needed.
-func (k *Key) leave(now int64) {
+func (k *machine) leave(now int64) {
 	k.Lease().CancelOrder()
 	if k.phase = left; k.needsLast(now) {
 		k.phase = leaving
@@ -157,7 +157,7 @@ func (k *Key) leave(now int64) {
 // needsLast reports whether the key must make a last statement, which says that it
 // leaves: because of tokens that it holds or may have been granted, or because others
 // share the key and space their probes by the number of clients.
-func (k *Key) needsLast(now int64) bool {
+func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease(), k.env.Closed.Load()
 	if !k.Keeps(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
 		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.Limit().Window)+2e9
@@ -167,7 +167,7 @@ func (k *Key) needsLast(now int64) bool {
 }
 
 // hasLeft reports whether the key, which is idle, is needed no more.
-func (k *Key) hasLeft(now int64) bool {
+func (k *machine) hasLeft(now int64) bool {
 	w := k.Lease()
 	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
 	busy := k.use != nil && (k.use.fetch != nil || !k.use.line.Empty())
@@ -204,12 +204,19 @@ func (k *Key) Retire(ifLeft bool) {
 // Visit looks at a key once per idle time. A key that was not used since the last visit
 // leaves: it gives back what it holds, and is forgotten when the store has confirmed that
 // or the window has ended. A fingerprint of the key's counts shows whether it was used, so
-// that the hot path need not record the time.
+// that the hot path need not record the time. It is not 0, so that a key is not taken for idle at its first visit.
 func (k *Key) Visit() {
 	var leaves bool
 	k.event(func(now int64) effect {
 		u, was := k.use, k.node.Tag
-		k.node.Tag = k.fingerprint()
+		mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
+		if w := k.Lease(); w != nil {
+			mark += uint64(w.Window.End) * 0x94d049bb133111eb
+		}
+		if u.share != nil {
+			mark += uint64(u.share.admitted)
+		}
+		k.node.Tag = uint32(mark^mark>>32) | 1
 		if k.node.Tag != was || k.phase == retired || u.fetch != nil || !u.line.Empty() || u.share.neededBy(k.env.Fallback, now) {
 			return unchanged
 		}
@@ -220,18 +227,6 @@ func (k *Key) Visit() {
 	if leaves {
 		k.Retire(true)
 	}
-}
-
-// fingerprint changes whenever the key is used. It is not 0, so that a key is not taken for idle at its first visit.
-func (k *Key) fingerprint() uint32 {
-	mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
-	if w := k.Lease(); w != nil {
-		mark += uint64(w.Window.End) * 0x94d049bb133111eb
-	}
-	if s := k.use.share; s != nil {
-		mark += uint64(s.admitted)
-	}
-	return uint32(mark^mark>>32) | 1
 }
 
 // LastFetch returns a statement that hands back, at Close, what the key holds and says that

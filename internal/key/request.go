@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
@@ -168,7 +167,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 // setReorder sets the re-order point. The stock may be below it already, because the batch is
 // smaller than what is used during the next fetch: the hot path reports only a stock that
 // falls to the point.
-func (k *Key) setReorder(point int64) {
+func (k *machine) setReorder(point int64) {
 	w := k.Lease()
 	w.SetReorder(point)
 	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens() <= point {
@@ -177,7 +176,7 @@ func (k *Key) setReorder(point int64) {
 }
 
 // answer answers a request for n tokens.
-func (k *Key) answer(allowed bool, n, now int64, from Source) Answer {
+func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
 	w, l := k.Lease(), k.Limit()
 	a := Answer{
 		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining()+k.Held(), l.Tokens),
@@ -189,14 +188,6 @@ func (k *Key) answer(allowed bool, n, now int64, from Source) Answer {
 		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(w.RetryAfter(now), tokens.Longest(*l))
 	}
 	return a
-}
-
-// source is where the decision on a request for n tokens came from that stood in line.
-func (k *Key) source(n int64) Source {
-	if e := k.env; e.Direct || e.Sizing.Max > 0 && n > e.Sizing.Max || e.Sizing.Kind == demand.Fixed && n > e.Sizing.Min {
-		return Direct
-	}
-	return Fetched
 }
 
 // Charge is what a request was charged.
@@ -215,7 +206,7 @@ func (k *Key) Refund(c Charge, n int64) {
 	k.event(func(now int64) effect { return k.refund(c, n, now) })
 }
 
-func (k *Key) refund(c Charge, n, now int64) effect {
+func (k *machine) refund(c Charge, n, now int64) effect {
 	u, counts := k.use, &k.env.Counts
 	if c.Fallback {
 		u.share.takeBack(c, n)
@@ -269,7 +260,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 const chargePart = 20
 
 // chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
-func (k *Key) chargeAt(now int64) int64 {
+func (k *machine) chargeAt(now int64) int64 {
 	at := now + int64(k.Limit().Window)/chargePart
 	if !k.Rolls() {
 		at = min(at, k.Lease().Deadline()-2*int64(k.shard.Lead()))
@@ -280,7 +271,7 @@ func (k *Key) chargeAt(now int64) int64 {
 // policy answers, by the failure policy, a request for which the store call failed with err.
 // If err is no *backend.Error, it is the answer. Callers that stay and are not admitted get
 // no answer, unless an operator must act.
-func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decided bool) {
+func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, decided bool) {
 	failure, ok := errors.AsType[*backend.Error](err)
 	if !ok {
 		return Verdict{Err: err}, true
@@ -313,7 +304,7 @@ func (k *Key) policy(n int64, stay bool, now int64, err error) (v Verdict, decid
 // shareAt returns what the failure policy has admitted in its own window at now, nil with FailClosed, and for a key that is not
 // kept in memory and so cannot count. A new window ends with the store's, if one is open as far as this process knows, or by the
 // process' clock.
-func (k *Key) shareAt(now int64) *share {
+func (k *machine) shareAt(now int64) *share {
 	u, policy, l, w := k.use, k.env.Fallback, k.Limit(), k.Lease()
 	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == retired {
 		return nil
@@ -339,7 +330,7 @@ func (k *Key) shareAt(now int64) *share {
 // Callers that stay until they are served wait on, unless the policy admits
 // them or an operator must act. Those who wait on are looked at again when the policy has
 // more tokens than then.
-func (k *Key) fallBack(last uint64, now int64, err error) {
+func (k *machine) fallBack(last uint64, now int64, err error) {
 	u := k.use
 	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit().Tokens) }
 	var from uint64

@@ -75,7 +75,7 @@ func (s slot) free() {
 // none is free, or the circuit is open, the key stands in line, and takeSlot reports false. A key
 // in the line of the rest may come forward: its turn is then the earlier one in both lines, and the
 // later one finds that it needs no call.
-func (k *Key) takeSlot(has *slot, class next.Class, open bool) bool {
+func (k *machine) takeSlot(has *slot, class next.Class, open bool) bool {
 	s, first := k.shard, class == next.Callers
 	if !open && (has.shard != nil || class == next.AtOnce) {
 		return true
@@ -85,13 +85,13 @@ func (k *Key) takeSlot(has *slot, class next.Class, open bool) bool {
 		return true
 	}
 	k.inLine = class
-	s.lane.Push(k, first)
+	s.lane.Push(&k.node.State, first)
 	s.Resume() // the circuit may have closed, or a slot become free, in between
 	return false
 }
 
 // leaveLine records that the key has left the line of s, where it may not be any more.
-func (k *Key) leaveLine(s *Shard) {
+func (k *machine) leaveLine(s *Shard) {
 	if k.shard == s {
 		k.inLine = 0
 	}
@@ -106,7 +106,7 @@ func (s *Shard) goOn() {
 		if !ok {
 			return
 		}
-		f := k.step(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
+		f := k.happen(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
 		if f != nil {
 			go k.env.Caller.Send(f)
 		} else {
@@ -256,7 +256,7 @@ func (k *Key) on(s *Shard) (still bool) {
 }
 
 // findShard looks up the shard that the key is on now. A forgotten key is on none.
-func (k *Key) findShard() {
+func (k *machine) findShard() {
 	if k.phase == retired {
 		return
 	}
