@@ -772,7 +772,7 @@ func TestRollingReturnedTokens(t *testing.T) {
 		require.NoError(t, all[0].Refund(bg, large))
 		admitted, begun := int64(0), time.Now()
 		for ; admitted < 300; time.Sleep(50 * time.Millisecond) {
-			require.Less(t, time.Since(begun), 10*time.Second, "%d of 300", admitted)
+			require.Less(t, time.Since(begun), 30*time.Second, "%d of 300", admitted) // they probe at random
 			for _, l := range all[1:] {
 				admitted += drain(t, l, "k", 1)
 			}
