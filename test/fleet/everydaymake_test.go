@@ -23,7 +23,7 @@ var (
 	blocksOf  = flag.String("policies", "", "only blocks whose name begins with one of these `names`, such as default,rest")
 	committed = flag.String("against", "../results/everyday.txt", "compare with the table in this `file`")
 	margin    = flag.Float64("margin", 0.05, "mark changes by more than this `part`")
-	keep      = flag.String("keep", "", "write the table into this `file`")
+	keep      = flag.String("keep", "", "write the table, of everyday or rolling limits, into this `file`")
 )
 
 // TestEveryday measures limits as most people have them: some tokens a user, behind a

@@ -273,6 +273,9 @@ func (a *arrivals) after(t time.Duration) time.Duration {
 		if wait := left / rate; wait < float64(until-t) { // a rate of 0 is an endless wait
 			return t + time.Duration(wait) + 1
 		}
+		if until == math.MaxInt64 {
+			return until // no more
+		}
 		left -= rate * float64(until-t)
 		t = until
 	}
