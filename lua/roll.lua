@@ -295,7 +295,7 @@ if limiter ~= '' then
     local bucket = floor(length / 20)
     if ms - told > 2 * bucket then calls = 0 end
     told = ms
-    if calls == 0 or ms - at >= bucket * 2 ^ min(calls - 1, 3) then kind, out, recalls = 1, 0, calls + 1 end
+    if calls == 0 or ms - at >= floor(bucket / 4) * 2 ^ min(calls - 1, 5) then kind, out, recalls = 1, 0, calls + 1 end
   end
 end
 

@@ -269,7 +269,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	reply := denial.Reply{
 		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Longest: k.env.patience(l), Called: r.Called > 0,
 		InVain: need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active() > 0, // those who came during a prefetch that gets nothing have asked by it
-		Served: r.Called == 0 && (r.Idle == 0 || rolls) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
+		Served: r.Called == 0 && (r.Idle == 0 || rolls && need) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
 	}
 	if !reply.Served {
 		k.keep()

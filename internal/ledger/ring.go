@@ -293,7 +293,7 @@ func (s *step) callIdle() []Message {
 	if ms-h.told > 2*bucket {
 		h.calls = 0
 	}
-	if h.told = ms; h.calls > 0 && ms-h.at < bucket<<min(h.calls-1, 3) {
+	if h.told = ms; h.calls > 0 && ms-h.at < bucket/4<<min(h.calls-1, 5) {
 		return nil
 	}
 	s.calling = true
