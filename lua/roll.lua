@@ -182,7 +182,7 @@ present = low + 20
 
 if wgen ~= hgen and wgen + 0 > gen then hgen, gen, clients, idle = wgen, wgen + 0, 0, 0 end  -- only clients know it: the store has lost a Reset
 
-local reply, done = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nil, nil }, { }
+local reply, done, had = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nil, nil }, { }, ring.used
 local same = fgen == hgen
 local mine = same and flife == life
 local left, spare, called = true, 0, false
@@ -210,6 +210,7 @@ if changes ~= '' and wgen == hgen and (limiter ~= '' or need == 0) then
     if n > 0 or mine then add(bucket, n, done) end
   end
 end
+local gave = ring.used < had
 
 -- spread: grant tokens of the buckets in which the client will use them, while much is free.
 
@@ -291,7 +292,10 @@ if limiter ~= '' then
   end
   others, idle = idle - spare, idle - spare + held
   if called then out, at = max(out - 1, 0), ms end
-  if need > grant and others > 0 then                  -- in vain, mostly, while tokens are short: so less and less often
+  if gave and promised > 0 and ring.used < limit then   -- those who were told to wait may come now
+    kind, promised, rest, sample = 3, 0, limit - ring.used, -64
+    crowd = rest > 32 and 32 or rest > 4 and rest or 4
+  elseif need > grant and others > 0 then              -- in vain, mostly, while tokens are short: so less and less often
     local bucket = floor(length / 20)
     if ms - told > 2 * bucket then calls = 0 end
     told = ms

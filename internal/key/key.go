@@ -295,7 +295,7 @@ const (
 	renewPart  = 7  // of a bucket, over which they spread those for the next ones
 	freesPart  = 20 // of a bucket, over which they spread those for tokens that count no more
 	holdPart   = 8  // of a bucket, for which a key orders nothing ahead after it has got nothing
-	rareTimes  = 8  // in a window all processes together look whether something has come back to a rolling limit before a refusal ends
+	rareTimes  = 2  // in a window all processes together look whether something has come back to a rolling limit before a refusal ends
 	worthTwo   = 2  // tokens used in a bucket from which on they are ordered ahead
 )
 

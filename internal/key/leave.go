@@ -33,6 +33,7 @@ func (k *Key) Hear(m backend.Message) {
 			return changed
 		case m.Kind == backend.Again:
 			u.denial.Open()
+			u.hold = 0
 			return changed
 		}
 		return unchanged

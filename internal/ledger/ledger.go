@@ -109,8 +109,9 @@ type step struct {
 
 	// Of a rolling limit:
 	did     []backend.Change // what is changed in the ring
-	calling bool             // others are called to return what is idle
+	calling bool             // others are called to return what is idle, or told to come
 	lacks   bool             // it got less than it could use
+	gave    bool             // tokens have come back
 }
 
 // Sync takes a statement, which must be valid. The messages are to be sent; a store adds the key and the counter.

@@ -85,12 +85,7 @@ func (s *step) messages() []Message {
 			called = s.some(Sample, AtOnce, present)
 		}
 	case h.told > 0 && !dry && ms-h.told >= min(s.length()/20, pause):
-		rest := s.Limit.Tokens - s.count
-		if kind, h.told = backend.Again, ms; h.clients > AtOnce && rest > h.clients/few {
-			called = []string{""}
-		} else {
-			called = s.some(Sample, int(max(few, min(rest, AtOnce))), present)
-		}
+		kind, h.told, called = backend.Again, ms, s.refused()
 	}
 	s.reply.Idle = h.idle - s.own.idle
 	s.reply.Called = h.out
@@ -104,6 +99,15 @@ func (s *step) to(clients []string, kind backend.Kind) []Message {
 		out[i] = Message{backend.Process(client), backend.Message{Kind: kind, Window: s.head.Window, Limit: s.Limit.Tokens}}
 	}
 	return out
+}
+
+// refused are the clients to tell that tokens are back: some of them, as there are tokens, or all.
+func (s *step) refused() []string {
+	rest := s.Limit.Tokens - s.count
+	if clients := s.head.clients; clients > AtOnce && rest > clients/few {
+		return []string{""}
+	}
+	return s.some(Sample, int(max(few, min(rest, AtOnce))), present)
 }
 
 func present(a *account) bool { return !a.left }

@@ -108,7 +108,9 @@ func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message
 		s.chargeBucket()
 	} else {
 		s.find()
+		had := s.count
 		s.stateBuckets()
+		s.gave = s.count < had
 		s.enlist()
 		s.grantBuckets()
 		s.keep()
@@ -280,14 +282,19 @@ func (s *step) grantBuckets() {
 
 // callIdle calls idle tokens back, if callers wait for more than the client gets. While tokens are short, that is in vain mostly, so it
 // calls all, but less and less often: at last, every eight buckets.
-// A refusal says when tokens come, so nobody is told that the limit is used up.
+// A refusal says when tokens come, so nobody is told that the limit is used up, but some are if tokens have come back before.
 func (s *step) callIdle() []Message {
 	h, ms, bucket := s.head, s.now/1000, s.length()/backend.Buckets
 	if s.Client == "" {
 		return nil
 	}
 	idle := h.idle - s.own.idle
-	if s.reply.Idle = idle; s.Need <= s.reply.Grant || idle == 0 {
+	s.reply.Idle = idle
+	switch {
+	case s.gave && s.ring.promised > 0 && s.count < s.Limit.Tokens:
+		s.ring.promised, s.calling = 0, true // they come now
+		return s.to(s.refused(), backend.Again)
+	case s.Need <= s.reply.Grant || idle == 0:
 		return nil
 	}
 	if ms-h.told > 2*bucket {

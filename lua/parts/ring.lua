@@ -2,7 +2,7 @@
 
 if wgen ~= hgen and wgen + 0 > gen then hgen, gen, clients, idle = wgen, wgen + 0, 0, 0 end  -- only clients know it: the store has lost a Reset
 
-local reply, done = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nil, nil }, { }
+local reply, done, had = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, nil, nil }, { }, ring.used
 local same = fgen == hgen
 local mine = same and flife == life
 local left, spare, called = true, 0, false
@@ -30,3 +30,4 @@ if changes ~= '' and wgen == hgen and (limiter ~= '' or need == 0) then
     if n > 0 or mine then add(bucket, n, done) end
   end
 end
+local gave = ring.used < had
