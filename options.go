@@ -50,8 +50,7 @@ func WithName(name string) Option { return func(c *config) { c.name = name } }
 
 // WithDirect holds no stock: the callers of a key stand in line, and a call asks the store for exactly
 // what they need. So limits are exact and fair among processes to the token, and a killed process loses nothing,
-// but each request waits for a round trip, and for the rest of the one under way. Callers in line share a call; those of
-// a rolling limit make one each. By default requests are served from batches. Refusals are cached in both cases. Beside
+// but each request waits for a round trip, and for the rest of the one under way. Callers in line share a call. By default requests are served from batches. Refusals are cached in both cases. Beside
 // processes that hold batches, a request for which the store has too little waits for some more round trips, while
 // tokens that lie idle in these come back.
 func WithDirect() Option { return func(c *config) { c.direct = true } }
@@ -94,8 +93,7 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 // hundreds of bytes each. Past the bound, each request for a new key is a store call until
 // idle keys are evicted; no key is evicted earlier to make room. If n is 0, every request
 // is a store call. It is charged without an account, so unused tokens do not come back, and its
-// refusal may be early, because tokens that lie idle in other processes are not called back. A rolling
-// limit takes them back, and calls idle ones by up to two more calls.
+// refusal may be early, because tokens that lie idle in other processes are not called back.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock handed
@@ -167,12 +165,12 @@ type ShardState struct {
 
 // StoreCall is what [Hooks] report of a call to the store that has ended. It names no key.
 type StoreCall struct {
-	Op       string        // "sync", "check", "reset" or "publish"; of a rolling limit also "take" and "settle"
+	Op       string        // "sync", "check", "reset" or "publish"
 	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, refresh, reopen or charge
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
-	Want     int64         // tokens asked for; of a settle, to charge or to give back
-	Granted  int64         // tokens granted; of a settle, charged or given back
+	Want     int64         // tokens asked for, or used above charges
+	Granted  int64         // tokens granted
 	Err      error         // nil or a *StoreError
 }
 

@@ -422,19 +422,19 @@ func (l *Limiter) Refund(ctx context.Context, r Result) error {
 // within a 20th of the window. So the limit can be exceeded, by no more than was used
 // above the charges; [Stats].Overdrawn counts by how much it was.
 //
-// Unused tokens of a rolling limit go back to the store along with the next statement, too. Those
-// of a request from more than half of a window ago may expire instead.
+// Unused tokens of a rolling limit go into the stock for as long as their bucket, a 20th of the window, lasts, and then back to the
+// store within another. They have expired if they count no more.
 //
 // If the window of r is over, unused tokens have expired, and tokens used above the charge
 // are charged to the window that is open now. If this process knows none, or r is a [Fallback], they count as
 // Overdrawn. Unused tokens also expire if the key was forgotten after [WithIdle], or found no room
 // by [WithMaxKeys].
 //
-// Two cases cost a store call, which is never repeated: a [Direct] result of a rolling limit, and tokens
+// One case costs a store call, which is never repeated: tokens
 // used above the charge of a key that is not in memory any more, while the window of r runs. The call
 // is bounded by ctx and [WithFetchTimeout], and if ctx ends first, it goes
 // on. A ctx that has ended before, as that of a client that has left, does not bound it.
-// An error needs no action: Stats counts the tokens as Overdrawn or Expired, and as Unknown if
+// An error needs no action: Stats counts the tokens as Overdrawn, and as Unknown if
 // the call may have been carried out.
 //
 // Settle each r once. If r is settled twice, it counts twice: it may give back tokens that

@@ -49,12 +49,12 @@ type Result struct {
 	// [Unlimited]. It is this
 	// process' own guess if a [Fallback], or a shadowed request for more than the limit,
 	// has no window of the store. If the limit is [Limit.Rolling], it is when all of the limit is
-	// free again at the latest, up to 1.4 windows away, and moves with each charge.
+	// free again unless more is charged, up to 1.55 windows away, and moves with each charge.
 	Reset time.Time
 
 	// RetryAfter is the time until Reset when the request was refused, counted
 	// from the decision, and 0 when it was allowed or the limit is [Block]. If the limit is [Limit.Rolling], it is the time until
-	// enough tokens count no more, at most 1.45 windows. Otherwise it is at most the window, also where
+	// enough tokens count no more, at most 1.55 windows. Otherwise it is at most the window, also where
 	// Reset is later: by less than a millisecond, if the window is not in whole seconds and
 	// its end is rounded up, and by up to a second, if clocks differ.
 	RetryAfter time.Duration
@@ -96,7 +96,7 @@ const (
 	Fetched
 	// Direct: by a call to the store that asked for exactly what its callers needed, and brought no stock:
 	// with [WithDirect], for a request larger than a batch may be, and for a key past [WithMaxKeys]. Callers in line
-	// share such a call, except those of rolling limits and of keys past WithMaxKeys.
+	// share such a call, except those of keys past WithMaxKeys.
 	Direct
 	// Fallback: by the failure policy, because the store is away.
 	Fallback
@@ -148,8 +148,8 @@ type Limit struct {
 
 // Rolling returns the limit as a rolling one: at no time are more than Tokens spent in any
 // interval of the length Window, over all processes, while the store keeps its data, less what
-// its clock jumps ahead. Time is cut into slices of a twentieth of Window, and what is spent in
-// a slice counts until Window has passed since the slice's end. So in overload 5 to 9 % of
+// its clock jumps ahead. Time is cut into buckets of a twentieth of Window, and what is spent in
+// a bucket counts until Window has passed since its end. So in overload 5 to 6 % of
 // the limit stay unused. Window is at least 20 ms. A rolling limit counts apart
 // from a fixed one of the same key, so if a limit changes its kind, both may be used up once. It has no calendar.
 func (l Limit) Rolling() Limit {

@@ -45,7 +45,7 @@ type Stats struct {
 
 	Fallbacks int64 // requests that the failure policy admitted or refused because the store was away
 	Debt      int64 // tokens settled above a charge, which the store must still charge
-	Unknown   int64 // tokens of keys past WithMaxKeys, of rolling limits' direct calls and of settlements by a call, that failed and may have been carried out
+	Unknown   int64 // tokens of keys past WithMaxKeys, and of settlements by a call, that failed and may have been carried out
 }
 
 // Stats returns the present counts. Only Keys, Unsubscribed, Held, Idle and Debt ever go down. Stats

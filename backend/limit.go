@@ -48,8 +48,8 @@ type Limit struct {
 
 // Rolling returns the limit as a rolling one: at no time are more than Tokens spent in any
 // interval of the length Window, over all processes, while the store keeps its data, less what
-// its clock jumps ahead. Time is cut into slices of a twentieth of Window, and what is spent in
-// a slice counts until Window has passed since the slice's end. So in overload 5 to 9 % of
+// its clock jumps ahead. Time is cut into buckets of a twentieth of Window, and what is spent in
+// a bucket counts until Window has passed since its end. So in overload 5 to 6 % of
 // the limit stay unused. Window is at least [MinRolling]. A rolling limit has counters of its
 // own. It has no calendar.
 func (l Limit) Rolling() Limit {

@@ -65,8 +65,7 @@ func Status(codes ...int) RefundFunc {
 }
 
 // WithRefund sets which responses are refunded; Status(http.StatusNotModified) by
-// default. With reservoir.WithDirect each refund causes a store call; if the limit is a rolling
-// one, the response waits for it at its end.
+// default. With reservoir.WithDirect each refund causes a store call, for which nobody waits.
 func WithRefund(f RefundFunc) Option { return func(c *config) { c.refund = f } }
 
 // WithRefused sets the function that answers refused requests, in place of a 429 with a

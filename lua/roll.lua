@@ -54,7 +54,7 @@
 --         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, 0, tokens idle in other
 --         clients that may be called, clients that were called, us until enough tokens count no more, if it got too
 --         few, and then bucket, tokens for each bucket of the grant }. After 1 and 4 only the time and off are true
--- Messages: as in sync, of kind 1
+-- Messages: as in sync, of kinds 1 and 3
 --
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the
 -- client took. What unread statements did is undone, then all that changed since that reply is applied.

@@ -47,7 +47,7 @@
 //	reservoir_shard_outages_total{shard}                        times that its breaker has opened
 //	reservoir_shard_rejecting{shard}                            gauge: 1 while it rejects every call
 //
-// The label op is sync, take, check, settle, reset or publish. The label cause is a sync's, as in
+// The label op is sync, check, reset or publish. The label cause is a sync's, as in
 // [reservoir.StoreCall], and "" for other calls. The label outcome is ok, unavailable,
 // rejected or unknown. That makes some 50 series of the histogram at most, whatever the keys,
 // because no label holds a key. The label shard is "" if the store has no shards. A shard
