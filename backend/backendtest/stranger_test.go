@@ -84,7 +84,7 @@ func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (backe
 	}
 	args := []any{s.now(ctx).UnixMicro()}
 	if l.Rolls {
-		args = []any{l.Window.Milliseconds(), args[0]}
+		args = []any{l.Window.Milliseconds(), l.Tokens, args[0]}
 	}
 	n, err := s.eval(ctx, "check", checkScript, key, l, args...)
 	if err != nil {

@@ -78,7 +78,9 @@ func brief(seed uint64) plan {
 func full(seed uint64) plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := brief(seed)
-	p.Processes, p.Timeout = 2+rng.IntN(5), 100*time.Millisecond
+	if p.Processes, p.Timeout = 2+rng.IntN(5), 100*time.Millisecond; *many > 0 {
+		p.Processes = *many
+	}
 	for i := range p.Series {
 		s := &p.Series[i]
 		s.Limit.Tokens = []int64{5, 20, 60, 300, 2000}[rng.IntN(5)]

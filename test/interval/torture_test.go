@@ -20,6 +20,7 @@ var (
 	long = flag.Duration("torture", 0, "how `long` TestTorture runs; by default each fault happens once")
 	each = flag.Duration("each", 20*time.Second, "how `long` it attacks one server")
 	seed = flag.Uint64("seed", 1, "of the faults and of the load")
+	many = flag.Int("processes", 0, "how many use one server at a time; 0 = the seed draws 2 to 6")
 )
 
 func TestMain(m *testing.M) {

@@ -82,7 +82,7 @@ func step(c ledger.Counter, q request, r reply) (bool, ledger.Counter) {
 	case q.op == "check":
 		want.state = c.Check(q.limit, q.now)
 	case q.op == "reset":
-		want.void, _ = c.Reset(q.limit.Window.Milliseconds(), q.now)
+		want.void, _ = c.Reset(q.limit, q.now)
 	default:
 		c = ledger.Counter{}
 	}

@@ -23,7 +23,7 @@ var (
 	states  = flag.Int("states", 0, "how many `states` of each kind of limit TestLong looks at, at most; 0 = none")
 	within  = flag.Duration("within", 8*time.Hour, "how `long` it does so at most")
 	clients = flag.Int("clients", 3, "how many clients it has, at most 3")
-	tokens  = flag.Int64("tokens", 3, "its limit")
+	amount  = flag.Int64("tokens", 3, "its limit")
 	sends   = flag.Int("sends", 3, "how many statements each client makes")
 	times   = flag.Int("times", 2, "how often each kind of fault happens at most, but for a loss of the store, which happens once")
 	seed    = flag.Uint64("seed", 1, "of the order in which it looks, which matters if it does not see all")
@@ -123,7 +123,7 @@ func TestLong(t *testing.T) {
 	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofBuckets(most)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c.clients, c.limit.Tokens, c.sends, c.wants, c.seed = *clients, *tokens, *sends, []int64{0, 1, *tokens}, *seed
+			c.clients, c.limit.Tokens, c.sends, c.wants, c.seed = *clients, *amount, *sends, []int64{0, 1, *amount}, *seed
 			r := c.deep(*states, time.Now().Add(*within))
 			t.Log(r)
 			require.NoError(t, r.err)
