@@ -1057,6 +1057,59 @@ func TestToggledPlansUnderFaults(t *testing.T) {
 	})
 }
 
+// A plan that goes there and back before the store has heard that the key left strands nothing: the key that leaves comes back,
+// because a second account of the counter would make void what the first one gives back.
+func TestPlanThereAndBack(t *testing.T) {
+	for what, plans := range map[string][2]reservoir.Limit{
+		"fixed":        {reservoir.PerHour(1000), reservoir.PerDay(300, nil)},
+		"rolling":      {reservoir.PerHour(1000).Rolling(), reservoir.PerHour(300)},
+		"larger":       {reservoir.PerHour(1000), reservoir.PerDay(300, nil)},
+		"to unlimited": {reservoir.PerHour(1000), reservoir.Unlimited()},
+		"to a block":   {reservoir.PerHour(1000), reservoir.Block()},
+	} {
+		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net, limit, lost := testnet.Far(time.Millisecond), planned(plans[0]), 0
+			l := fleet(t, 1, net, reservoir.PerMinute(1), limit.option(), opt)[0]
+			admitted := int64(0)
+			ask := func(n int64) bool {
+				r := allow(t, l, "k", n)
+				if r.Allowed {
+					admitted += n
+				}
+				return r.Allowed
+			}
+			for range 20 {
+				require.True(t, ask(1))
+				time.Sleep(time.Second)
+			}
+			net.Faults(func(c *testnet.Call) testnet.Fault {
+				if c.Statement != nil && c.Statement.Leaving {
+					lost++
+					return testnet.LoseRequest
+				}
+				return testnet.Fine
+			})
+			held := l.Stats().Held
+			for _, to := range []reservoir.Limit{plans[1], plans[0]} {
+				if what == "larger" && to == plans[0] {
+					to = reservoir.PerHour(1100)
+				}
+				limit.set(to)
+				require.NoError(t, l.Refresh(bg, "k"))
+			}
+			require.True(t, ask(1))
+			require.True(t, held == 0 || lost > 0)
+			net.Faults(nil)
+			time.Sleep(time.Second)
+			for ask(1) {
+			}
+			require.Equal(t, limit.limit.Load().Tokens, admitted)
+			require.Equal(t, admitted, usedOf(t, net, "k", *limit.limit.Load()))
+			balance(t, l)
+		})
+	}
+}
+
 // A limit gets another length or kind, and its processes are restarted, or others come that did not hold the key: the new limit
 // works at once, by whatever way the limiter asks.
 func TestAnotherLengthAfterClose(t *testing.T) {

@@ -101,10 +101,22 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	}
 }
 
-// Make returns the key, which it makes if it is not in memory, or nil if there is no room.
+// Make returns the key, which it makes if it is not in memory, or nil if there is no room. A key that is leaving this counter comes
+// back, because the first statement of another account would make void what this one gives back.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
 	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
-	return keyOf(e.Table.GetOrMake(name, func(n *node) { e.init(n, s, limit) }))
+	var back *Key
+	n := e.Table.GetOrMake(name, func(n *node) *node {
+		if back = e.leavers.take(name, limit); back != nil {
+			return back.node
+		}
+		e.init(n, s, limit)
+		return n
+	})
+	if back != nil {
+		back.comeBack(limit)
+	}
+	return keyOf(n)
 }
 
 // Find returns the key if it is in memory, or nil.

@@ -167,13 +167,8 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			if k.keep(); f.asks() { // what it was granted must go back
 				u.failedAt = now
 			}
-			if u.void { // twice: the network repeats all, or another key has begun a later life
+			if u.void { // twice: the network repeats all
 				u.backOff(now, LongestPause)
-				if k.parted { // the limit is the old one again
-					k.env.Counts.Move(k.Leave())
-					k.replyLost = false
-					k.phase = left
-				}
 			}
 			u.void, did.unserved = true, errRepeats
 		case r.Astray: // nothing was done; the next one goes by the store's clock

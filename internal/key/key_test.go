@@ -287,8 +287,11 @@ func TestLeavers(t *testing.T) {
 			held := k.Lease().Stock()
 			require.Positive(t, held)
 			if full {
-				for range mostLeavers {
-					require.True(t, r.env.leavers.add(new(Key)))
+				for i := range mostLeavers {
+					other := &node{Key: fmt.Sprint(i)}
+					other.State.node = other
+					other.State.limit.Store(&r.limit)
+					require.True(t, r.env.leavers.add(&other.State))
 				}
 			}
 			r.away.Store(true)

@@ -89,8 +89,10 @@ func (k *machine) void(now int64) effect {
 // in memory until the store has confirmed what they gave back, but no request finds them.
 type leavers struct {
 	mu   sync.Mutex
-	keys map[*Key]struct{}
+	keys map[counter]*Key
 }
+
+func (k *machine) counter() counter { return counter{k.node.Key, k.Limit().Counter()} }
 
 // mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
 const mostLeavers = 4096
@@ -103,23 +105,39 @@ func (l *leavers) add(k *Key) bool {
 		return false
 	}
 	if l.keys == nil {
-		l.keys = make(map[*Key]struct{})
+		l.keys = make(map[counter]*Key)
 	}
-	l.keys[k] = struct{}{}
+	l.keys[k.counter()] = k
 	return true
 }
 
+// remove removes a key, unless it was taken.
 func (l *leavers) remove(k *Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.keys, k)
+	if c := k.counter(); l.keys[c] == k {
+		delete(l.keys, c)
+	}
+}
+
+// take removes and returns the key that leaves the counter of a limit, or nil.
+func (l *leavers) take(name string, limit backend.Limit) *Key {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.keys) == 0 {
+		return nil
+	}
+	c := counter{name, limit.Counter()}
+	k := l.keys[c]
+	delete(l.keys, c)
+	return k
 }
 
 // all calls yield with every key, without the lock.
 func (l *leavers) all(yield func(*Key) bool) {
 	l.mu.Lock()
 	keys := make([]*Key, 0, len(l.keys))
-	for k := range l.keys {
+	for _, k := range l.keys {
 		keys = append(keys, k)
 	}
 	l.mu.Unlock()
@@ -130,7 +148,7 @@ func (l *leavers) all(yield func(*Key) bool) {
 	}
 }
 
-// part makes the key leave its counter for good: the next request finds another key, or none. Callers in line start over.
+// part makes the key leave its counter: the next request finds another key, or none. Callers in line start over.
 func (k *machine) part(now int64) effect {
 	if k.phase == retired || k.parted {
 		return unchanged
@@ -141,10 +159,23 @@ func (k *machine) part(now int64) effect {
 		u.share = nil
 	}
 	u.denial.Open()
-	k.env.Table.Delete(k.node)
 	k.orphan = !k.env.leavers.add(&k.node.State)
+	k.env.Table.Delete(k.node) // not before, or another key of the counter could be made
 	u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Next: StartOver}}) })
 	return changed
+}
+
+// comeBack is the event that a request has found the key among those that leave, under a limit of the same counter, and has put it
+// into the table again. Until then requests that find it there start over.
+func (k *Key) comeBack(limit backend.Limit) {
+	k.event(func(int64) effect {
+		if k.phase == retired {
+			return unchanged
+		}
+		k.parted, k.phase = false, active
+		return changed
+	})
+	k.Relimit(limit)
 }
 
 // leave lets the key be forgotten, after a last statement if one is needed.
@@ -196,9 +227,8 @@ func (k *Key) Retire(ifLeft bool) {
 		k.shard.keys.Add(-1)
 		if k.parted {
 			e.leavers.remove(k)
-		} else {
-			e.Table.Delete(k.node)
 		}
+		e.Table.Delete(k.node)
 	})
 }
 

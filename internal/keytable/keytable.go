@@ -81,8 +81,8 @@ func (t *Table[S]) Find(key string) *Node[S] {
 
 // GetOrMake returns the key's node, or makes one whose State init sets, or returns nil
 // if there is no room. It copies the key, whose bytes may be the caller's buffer. init
-// must not use the table.
-func (t *Table[S]) GetOrMake(key string, init func(n *Node[S])) *Node[S] {
+// returns the node, or one of the key that was deleted and comes back. It must not use the table.
+func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S] {
 	h := t.HashOf(key)
 	s := &t.shards[h%shards]
 	s.mu.Lock()
@@ -94,8 +94,7 @@ func (t *Table[S]) GetOrMake(key string, init func(n *Node[S])) *Node[S] {
 		t.size.Add(-1)
 		return nil
 	}
-	n := &Node[S]{Key: strings.Clone(key), Hash: h}
-	init(n)
+	n := init(&Node[S]{Key: strings.Clone(key), Hash: h})
 	s.grow()
 	push(at(*s.chains.Load(), h), n)
 	s.size++

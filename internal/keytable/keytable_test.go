@@ -17,7 +17,7 @@ func newTable(most int64) *Table[string] {
 }
 
 func put(t *Table[string], key string) *Node[string] {
-	return t.GetOrMake(key, func(n *Node[string]) { n.State = "of " + n.Key })
+	return t.GetOrMake(key, func(n *Node[string]) *Node[string] { n.State = "of " + n.Key; return n })
 }
 
 // A key with another's hash is another key.
@@ -111,12 +111,17 @@ func TestBound(t *testing.T) {
 func TestNode(t *testing.T) {
 	table := newTable(9)
 	buffer := []byte("abc")
-	n := table.GetOrMake(string(buffer[:2]), func(n *Node[string]) {
+	n := table.GetOrMake(string(buffer[:2]), func(n *Node[string]) *Node[string] {
 		assert.Equal(t, table.HashOf("ab"), n.Hash)
 		assert.Nil(t, table.Get("ab"))
 		n.State = "set"
+		return n
 	})
 	assert.Equal(t, []string{"ab", "set"}, []string{n.Key, n.State})
+	table.Delete(n)
+	assert.Same(t, n, table.GetOrMake("ab", func(*Node[string]) *Node[string] { return n }), "it comes back")
+	assert.Same(t, n, table.Get("ab"))
+	assert.EqualValues(t, 1, table.Len())
 	assert.Nil(t, table.Find("abc"))
 	assert.Nil(t, table.Get("x"))
 }
