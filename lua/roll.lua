@@ -140,7 +140,7 @@ local function group(bucket)
 end
 local function add(bucket, n, done)
   if n == 0 or bucket < ring.low or bucket > ring.low + 30 then return 0 end  -- what counts no more cannot change
-  local is, i = group(bucket), bucket % 8 + 2
+  local is, i = ring[(bucket - bucket % 8) / 8 % 5] or group(bucket), bucket % 8 + 2
   local has, used = is[i] + 0, ring.used
   if has > 9007199254740991 then ring.bad = true end
   if n < -has then n = -has elseif n > 9007199254740991 - used then n = 9007199254740991 - used end
@@ -253,17 +253,20 @@ else
     if take > top then take = top end
     if take < least then take = 0 end
     lacks = take < target
-    local waiting, bucket = need, begin
+    reply[7] = take
+    local waiting, bucket, at, each = need, begin, 12, math.ceil(pace * (unit / (length * 1000)))
     while take > 0 do
       local n = take
       if n > waiting and bucket < to then
-        local likely = math.ceil(pace * (((bucket + 1) * unit - max(from, bucket * unit)) / (length * 1000)))
-        n = min(n, max(waiting + likely - have, waiting))
+        local likely = each
+        if from > bucket * unit then likely = math.ceil(pace * (((bucket + 1) * unit - from) / (length * 1000))) end
+        likely = likely > have and waiting + likely - have or waiting
+        if likely < n then n = likely end
       end
       waiting, have = 0, 0
       if n > 0 then
         add(bucket, n, done)
-        reply[#reply + 1], reply[#reply + 2], reply[7] = bucket, n, reply[7] + n
+        reply[at + 1], reply[at + 2], at = bucket, n, at + 2
       end
       take, bucket = take - n, bucket + 1
     end

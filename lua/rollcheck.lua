@@ -69,7 +69,7 @@ local function group(bucket)
 end
 local function add(bucket, n, done)
   if n == 0 or bucket < ring.low or bucket > ring.low + 30 then return 0 end  -- what counts no more cannot change
-  local is, i = group(bucket), bucket % 8 + 2
+  local is, i = ring[(bucket - bucket % 8) / 8 % 5] or group(bucket), bucket % 8 + 2
   local has, used = is[i] + 0, ring.used
   if has > 9007199254740991 then ring.bad = true end
   if n < -has then n = -has elseif n > 9007199254740991 - used then n = 9007199254740991 - used end

@@ -39,17 +39,20 @@ else
     if take > top then take = top end
     if take < least then take = 0 end
     lacks = take < target
-    local waiting, bucket = need, begin
+    reply[7] = take
+    local waiting, bucket, at, each = need, begin, 12, math.ceil(pace * (unit / (length * 1000)))
     while take > 0 do
       local n = take
       if n > waiting and bucket < to then
-        local likely = math.ceil(pace * (((bucket + 1) * unit - max(from, bucket * unit)) / (length * 1000)))
-        n = min(n, max(waiting + likely - have, waiting))
+        local likely = each
+        if from > bucket * unit then likely = math.ceil(pace * (((bucket + 1) * unit - from) / (length * 1000))) end
+        likely = likely > have and waiting + likely - have or waiting
+        if likely < n then n = likely end
       end
       waiting, have = 0, 0
       if n > 0 then
         add(bucket, n, done)
-        reply[#reply + 1], reply[#reply + 2], reply[7] = bucket, n, reply[7] + n
+        reply[at + 1], reply[at + 2], at = bucket, n, at + 2
       end
       take, bucket = take - n, bucket + 1
     end
