@@ -11,7 +11,7 @@ import (
 
 // ByAddress uses the client's address, such as "addr:192.0.2.1", or its first 64 bits for
 // IPv6, such as "addr:2001:db8:0:1::/64", because one client usually has all such
-// addresses.
+// addresses. Of an address of NAT64 (64:ff9b::/96) it uses the IPv4 address inside.
 //
 // The address is the connection's peer, unless that is one of the trusted proxies. If it
 // is, ByAddress reads X-Forwarded-For from the right, where the nearest proxy has

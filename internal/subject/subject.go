@@ -11,11 +11,17 @@ import (
 // User returns the key of an authenticated user, or "" if there is no name.
 func User(name string) string { return with("user:", name) }
 
+// nat64 is the prefix by which a network without IPv4 reaches clients that have nothing else; RFC 6052.
+var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+
 // Address returns the key of a peer's address, or "" if it is not valid. An IPv6 address
-// counts for its /64 network, because one customer usually has all such addresses.
+// counts for its /64 network, because one customer usually has all such addresses; one of NAT64 is the IPv4 address inside.
 func Address(a netip.Addr) string {
 	b := append(make([]byte, 0, 64), "addr:"...)
-	a = a.Unmap().WithZone("")
+	if a = a.Unmap().WithZone(""); nat64.Contains(a) {
+		in := a.As16()
+		a = netip.AddrFrom4([4]byte(in[12:]))
+	}
 	switch {
 	case !a.IsValid():
 		return ""

@@ -16,6 +16,7 @@ func TestKeys(t *testing.T) {
 	assert.Empty(t, Address(netip.Addr{}))
 	for addr, want := range map[string]string{
 		"192.0.2.1": "addr:192.0.2.1", "::ffff:192.0.2.1": "addr:192.0.2.1",
+		"64:ff9b::192.0.2.1": "addr:192.0.2.1", "64:ff9b:1::192.0.2.1": "addr:64:ff9b:1::/64",
 		"2001:db8:0:1:2::3": "addr:2001:db8:0:1::/64", "fe80::1%eth0": "addr:fe80::/64",
 	} {
 		assert.Equal(t, want, Address(netip.MustParseAddr(addr)))
