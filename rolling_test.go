@@ -420,7 +420,7 @@ func TestRollingRetryAfter(t *testing.T) {
 						time.Sleep(time.Duration(int64(len(s.all)%7)) * limit.Window / time.Duration(20*limit.Tokens))
 					}
 					require.LessOrEqual(t, r.RetryAfter, limit.Window*11/10)
-					time.Sleep(r.RetryAfter + 2*time.Microsecond) // to which memory rounds up
+					time.Sleep(r.RetryAfter + 3*time.Microsecond) // memory rounds up
 					if r = allow(t, l, "k", 1); !r.Allowed {
 						again++
 					}
@@ -844,7 +844,7 @@ func TestRollingResetOfAResult(t *testing.T) {
 		r := allow(t, l, "k", 1)
 		require.False(t, r.Allowed)
 		require.LessOrEqual(t, r.RetryAfter, 64*time.Second)
-		time.Sleep(r.RetryAfter + 2*time.Microsecond)
+		time.Sleep(r.RetryAfter + 3*time.Microsecond)
 		require.True(t, allow(t, l, "k", 1).Allowed)
 		r = allow(t, l, "k", 1)
 		time.Sleep(time.Until(r.Reset))
