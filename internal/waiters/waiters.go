@@ -12,7 +12,6 @@ package waiters
 
 import (
 	"math"
-	"math/bits"
 	"sync"
 )
 
@@ -33,6 +32,10 @@ type Waiter[R any] struct {
 
 // Done reports whether the waiter has left the line. Under the owner's lock.
 func (w *Waiter[R]) Done() bool { return w.in == nil }
+
+// counts is how many tokens w counts for in a sum, so that no sum of millions of waiters overflows. Nobody waits for more
+// than that in earnest.
+func (w *Waiter[R]) counts() int64 { return min(w.N, 1<<40) }
 
 // Seq is the waiter's sequence number in its line; it grows.
 func (w *Waiter[R]) Seq() uint64 { return w.seq }
@@ -56,12 +59,17 @@ type Line[R any] struct {
 // Empty reports whether nobody is in line.
 func (l *Line[R]) Empty() bool { return l.early.head == nil && l.recent.head == nil }
 
-// Tokens is how many tokens the active waiters ask for together, or saturated if that is more.
+// Tokens is how many tokens the active waiters ask for together: the first one exactly, and the others as much as
+// each counts for in a sum.
 func (l *Line[R]) Tokens() int64 {
-	if l.parked {
-		return l.recent.tokens.value()
+	n, w := l.recent.tokens, l.First()
+	if !l.parked {
+		n += l.early.tokens
 	}
-	return min(l.early.tokens.value()+l.recent.tokens.value(), saturated)
+	if w != nil {
+		n += w.N - w.counts()
+	}
+	return n
 }
 
 // Active is how many waiters are not parked.
@@ -147,7 +155,7 @@ func (l *Line[R]) Since(seq uint64, f func(w *Waiter[R])) {
 // list is waiters in the order in which they came, linked through them.
 type list[R any] struct {
 	head, tail *Waiter[R]
-	tokens     total
+	tokens     int64
 	count      int
 	passing    int // waiters that do not stay
 }
@@ -160,7 +168,6 @@ func (q *list[R]) push(w *Waiter[R]) {
 		q.tail.next = w
 	}
 	q.tail = w
-	q.tokens.add(w.N)
 	q.add(w, 1)
 }
 
@@ -176,12 +183,12 @@ func (q *list[R]) remove(w *Waiter[R]) {
 		w.next.prev = w.prev
 	}
 	w.in, w.prev, w.next = nil, nil, nil
-	q.tokens.sub(w.N)
 	q.add(w, -1)
 }
 
 func (q *list[R]) add(w *Waiter[R], by int) {
 	q.count += by
+	q.tokens += w.counts() * int64(by)
 	if !w.Stays {
 		q.passing += by
 	}
@@ -199,32 +206,6 @@ func (q *list[R]) since(seq uint64) *Waiter[R] {
 	return first
 }
 
-// total is a sum of tokens. It has 128 bits, because a thousand requests for nearly 2^53
-// tokens overflow 63, and a sum that was cut off is wrong when they leave.
-type total struct{ high, low uint64 }
-
-// saturated is the largest value of a total. Callers may add a request's tokens to it.
-const saturated = math.MaxInt64 / 4
-
-func (t *total) add(n int64) {
-	var carry uint64
-	t.low, carry = bits.Add64(t.low, uint64(n), 0)
-	t.high += carry
-}
-
-func (t *total) sub(n int64) {
-	var borrow uint64
-	t.low, borrow = bits.Sub64(t.low, uint64(n), 0)
-	t.high -= borrow
-}
-
-func (t total) value() int64 {
-	if t.high > 0 || t.low > saturated {
-		return saturated
-	}
-	return int64(t.low)
-}
-
 // Windows is what is known of the windows to come.
 type Windows struct {
 	Next   int64 // when the next one opens, in the owner's time
@@ -234,19 +215,15 @@ type Windows struct {
 
 // latest is when the next window may open at the latest, so that w gets its tokens before
 // its deadline, if others get ahead tokens before it.
-func latest[R any](s Windows, w *Waiter[R], ahead total) int64 {
+func latest[R any](s Windows, w *Waiter[R], ahead int64) int64 {
 	if w.Deadline == 0 {
 		return math.MaxInt64
 	}
-	ahead.add(w.N - 1)
-	if ahead.high >= uint64(s.Tokens) {
+	more := (ahead + w.N - 1) / s.Tokens // windows after the next
+	if more > max(w.Deadline/s.Length, 0) {
 		return math.MinInt64
 	}
-	more, _ := bits.Div64(ahead.high, ahead.low, uint64(s.Tokens)) // windows after the next
-	if more > uint64(max(w.Deadline/s.Length, 0)) {
-		return math.MinInt64
-	}
-	return w.Deadline - max(int64(more)*s.Length, 1)
+	return w.Deadline - max(more*s.Length, 1)
 }
 
 // Verdict is what a pass along the line decides for one waiter.
@@ -273,7 +250,7 @@ func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], V
 	l.parked = false
 	for w := l.First(); w != nil; w = l.First() { // each leaves, or is parked, or is the last
 		l.visits++
-		var ahead total // tokens of parked waiters
+		var ahead int64 // tokens of parked waiters
 		if l.parked {
 			ahead = l.early.tokens
 		}
@@ -281,7 +258,7 @@ func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], V
 		case w.N <= hand && !blocked:
 			hand -= w.N
 			verdict(w, Grant)
-		case w.N <= sum(hand, left) && !blocked:
+		case w.N-hand <= left && !blocked:
 			return hand
 		case !w.Stays:
 			verdict(w, Refuse)
@@ -296,7 +273,7 @@ func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], V
 
 // park parks w, behind the early waiters, which are parked with the first w of a Serve. Their
 // deadlines are compared again if one may be missed now.
-func (l *Line[R]) park(w *Waiter[R], ahead total, to Windows, verdict func(*Waiter[R], Verdict)) {
+func (l *Line[R]) park(w *Waiter[R], ahead int64, to Windows, verdict func(*Waiter[R], Verdict)) {
 	if !l.parked {
 		l.parked = true
 		if was := l.windows; to.Next > l.inTime || to.Length != was.Length || to.Tokens != was.Tokens {
@@ -313,7 +290,7 @@ func (l *Line[R]) park(w *Waiter[R], ahead total, to Windows, verdict func(*Wait
 
 // compare compares the early waiters with their deadlines.
 func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
-	var ahead total
+	var ahead int64
 	l.inTime = math.MaxInt64
 	for w := l.early.head; w != nil; {
 		l.visits++
@@ -321,19 +298,11 @@ func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
 		if at := latest(to, w, ahead); at < to.Next {
 			verdict(w, Miss)
 		} else {
-			ahead.add(w.N)
+			ahead += w.counts()
 			l.inTime = min(l.inTime, at)
 		}
 		w = next
 	}
-}
-
-// sum is a + b without overflow; b may be as large as an integer gets.
-func sum(a, b int64) int64 {
-	if s := a + b; s >= a {
-		return s
-	}
-	return b
 }
 
 // Pool reuses waiters, because a crowd needs many. The zero Pool is ready for use, and
