@@ -42,7 +42,7 @@ func validateSizing(p demand.Policy) error {
 		return fmt.Errorf("%w: a batch of %d tokens, want at least 1", ErrOption, p.Min)
 	case p.Max != 0 && p.Max < p.Min:
 		return fmt.Errorf("%w: a largest batch of %d below the smallest of %d", ErrOption, p.Max, p.Min)
-	case p.Max == 0 && !p.Guided():
+	case p.Max == 0 && p.Kind != demand.Adaptive:
 		return fmt.Errorf("%w: a ladder needs a largest batch", ErrOption)
 	}
 	return nil

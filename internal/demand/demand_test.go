@@ -122,7 +122,6 @@ func TestUse(t *testing.T) {
 	assert.False(t, none.Regular(time.Minute))
 	assert.False(t, none.IsExhausted())
 	assert.False(t, none.UsedIn(1, 1))
-	none.Asked(1, 1)
 }
 
 // TestRun: tokens got in a row, less what others got meanwhile, in one window, and not by the present visit.
@@ -198,6 +197,32 @@ func TestSoon(t *testing.T) {
 	assert.Equal(t, was, *d, "nothing is observed")
 }
 
+// TestPace: what a process uses in a window, at no more than twice its rate of late, and until the limit is used up.
+func TestPace(t *testing.T) {
+	for _, row := range []struct {
+		name               string
+		rate, recent       float64
+		pace, half, surely int64 // in a window, in half of one, and surely in that
+	}{
+		{"10/s", 10, 10, 600, 300, 352},
+		{"of late 2/s", 10, 2, 240, 120, 153},
+		{"2,000/s, for 30 s", 2000, 2000, 60_000, 30_000, 30_520},
+		{"of late 100/s", 2000, 100, 6000, 3000, 3165},
+		{"silent", 0, 0, 0, 0, 0},
+	} {
+		d := at(row.rate, 1)
+		d.recent, d.observed = row.recent, 7
+		got := []int64{d.Pace(limit, 7, 0), int64(d.Uses(limit, 30*s, 7, 0)), d.Keeps(limit, 30*s, 7, 0)}
+		assert.Equal(t, []int64{row.pace, row.half, row.surely}, got, row.name)
+	}
+	d := at(10, 1)
+	d.exhausted = 1
+	assert.Less(t, d.Pace(limit, int64(5*s), 0), int64(100), "silent for 5 s")
+	assert.Greater(t, d.Pace(limit, int64(5*s), 50), int64(590), "and not so")
+	assert.Equal(t, d.Pace(limit, 0, 0), int64(600), "nothing is observed")
+	assert.Zero(t, (*Demand)(nil).Keeps(limit, s, 7, 7))
+}
+
 // TestReorder: what goes in the lead time, three deviations, and a large request less
 // a token, as far as that may be held.
 func TestReorder(t *testing.T) {
@@ -267,10 +292,10 @@ func TestSkip(t *testing.T) {
 	}
 	(*Demand)(nil).Skip(1)
 
-	d.Asked(100, 50_100)
+	d.batch, d.batchSpent = 100, 50_100
 	d.Skip(1000)
-	size, why := d.Batch(Policy{Kind: Ladder, Min: 10, Max: 1000}, Situation{Limit: limit, Spent: 51_100})
-	if size != 50 || why != "wasted" {
-		t.Errorf("a batch of %d, %s, though nothing of the last one was used", size, why)
+	o := d.Order(&Terms{Policy: Policy{Kind: Ladder, Min: 10, Max: 1000}, Limit: limit, Clients: 1}, Need{Spent: 51_100})
+	if o.Want != 50 || o.Reason != "wasted" {
+		t.Errorf("a batch of %d, %s, though nothing of the last one was used", o.Want, o.Reason)
 	}
 }
