@@ -150,12 +150,8 @@ type Change struct {
 func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) (c Change) {
 	w := t.lease.Load()
 	if t.buckets != nil {
-		held := t.Held()
-		if w != nil && w.Window.Gen != r.Window.Gen { // a Reset has voided all
-			held = t.drain()
-		}
-		c.Moved, c.Kept = t.buckets.Apply(q, r, held, sent, now), true
-		t.reserved += r.Grant
+		c.Moved, c.Kept = t.buckets.Apply(q, r, t.drain(), sent, now), true
+		t.reserved = t.buckets.held() // what a Reset has voided, and what counts no more, is not among it
 		t.turn(r.Window, sent, now)
 		t.Reserve()
 		t.lease.Load().remaining.Store(r.Remaining)
@@ -195,7 +191,7 @@ func (t *Tokens) turn(window backend.Window, sent, now int64) (expired bool) {
 		held := t.drain() // or callers could spend them meanwhile
 		t.reserved = held - b.Expire(held, now)
 	}
-	latest, bucket := sent+int64(Longest(b.limit)), b.First()
+	latest, bucket := now+int64(Longest(b.limit)), b.First() // the statement may have taken until now to arrive
 	if sent < 0 {
 		latest = from.latest
 	}
