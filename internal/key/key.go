@@ -351,9 +351,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		back = k.Unconfirmed()
 	}
 	switch stock := w.Stock(); {
-	case k.phase >= leaving:
-		f.Surplus = stock
-	case k.env.Direct:
+	case k.phase >= leaving || k.env.Direct:
 		f.Surplus = stock + back
 	case u.demand == nil || !keeps || f.InFlight: // a reply may bring what others want
 	case !k.env.Caller.Hears(k.env.Stored(k.node.Key)) && !u.surplus.Called():

@@ -316,6 +316,35 @@ func TestLeavers(t *testing.T) {
 	}
 }
 
+// TestRefundAfterLeaving: what is refunded to a key that has said that it leaves goes back, though the statement that says so is lost.
+func TestRefundAfterLeaving(t *testing.T) {
+	for _, limit := range []backend.Limit{hourly, hourly.Rolling()} {
+		t.Run(limit.Counter(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(limit)
+				k := r.env.Make("k", limit)
+				charge := chargeOf(r.ask(t, k, 5))
+				r.other(t, 1) // a key that shares says that it leaves
+				time.Sleep(time.Minute)
+				r.ask(t, k, 50)
+				k.Visit()
+				k.Visit()
+				time.Sleep(time.Millisecond / 2)
+				k.Refund(charge, 5)
+				time.Sleep(time.Millisecond)
+				r.away.Store(true)
+				time.Sleep(time.Second)
+				require.NotNil(t, r.env.Find("k"))
+				r.away.Store(false)
+				time.Sleep(2 * LongestPause)
+				require.Nil(t, r.env.Find("k"))
+				require.EqualValues(t, 5, r.env.Counts.Refunded.Load())
+				<-r.env.Calls.Close()
+			})
+		})
+	}
+}
+
 // TestGiveBackWhileACallerSpends: what others want goes back, though a caller spends a part of it when that is about to be taken.
 func TestGiveBackWhileACallerSpends(t *testing.T) {
 	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
