@@ -107,6 +107,7 @@ torture: redis cc ## Break servers, networks and processes at random, twice for 
 .PHONY: search
 search: ## Look at every order of calls and faults in a small scope, for T=10m and up to STATES states.
 	cd test/search && go test -count=1 -timeout=0 -v -run='^TestLong$$' -states=$(STATES) -within=$(T) $(SCOPE)
+	go test -count=1 -timeout=0 -v -run='^TestSearch$$' ./internal/key -search=200000 -search.seed=$(SEED)
 
 # M is a directory of one package. The timeout is generous, because a mutant that loops must
 # end and a busy machine must not kill one.

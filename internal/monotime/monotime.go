@@ -50,6 +50,9 @@ func (c *Clock) Now() int64 {
 	return t + c.slept.Load()
 }
 
+// Pass lets d pass at once, or takes it back if d is negative. It is for tests on a virtual clock, in which nothing else passes.
+func (c *Clock) Pass(d time.Duration) { c.slept.Add(int64(d)) }
+
 // look compares the two clocks. Between looks the wall clock may gain 1/1000 by
 // slewing; a gain above that and jump counts as slept. A jump, in either
 // direction, is believed only when a second reading confirms it, because a goroutine may

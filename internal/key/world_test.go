@@ -1,0 +1,793 @@
+package key
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/ledger"
+	"github.com/go-reservoir/reservoir/internal/naive"
+)
+
+// scope says what may happen, and how often at most.
+type scope struct {
+	limit  backend.Limit
+	sizing demand.Policy
+	direct bool
+	deaf   bool // no messages come
+	most   budget
+	fault  fault
+}
+
+// fault is planted into the store, so that the judges are seen to judge.
+type fault uint8
+
+const (
+	none     fault = iota
+	noOrder        // a statement is obeyed though a later one was here
+	generous       // a statement is granted a token more than it is charged
+	greedy         // what goes back stays charged
+)
+
+// budget is how often something may still happen. asks are of each process.
+type budget struct {
+	asks, gives, refunds, lost, late, mail, times, resets, idles, limits int8
+	stays                                                                bool // callers may stay until they are served
+}
+
+// world is two processes, a store, and the network between them.
+type world struct {
+	*scope
+	seed   uint64
+	procs  [2]*proc
+	store  [2]*counted // of the limit's length, and of another one
+	calls  []*call
+	late   []late // statements for which nobody waits, and which may still arrive
+	mail   []ledger.Message
+	now    int64 // ns
+	left   [2]budget
+	last   bool // nothing more happens but what comes by itself
+	errors []error
+}
+
+// counted is a counter of the store, and the judge of what is spent of it.
+type counted struct {
+	limit   backend.Limit
+	counter ledger.Counter
+	sent    int64 // statements
+	log     naive.Log
+
+	begins map[backend.Window]int64 // when each window opened, us
+
+	// Something may stay charged until the window ends, because the key that could give it back is gone: a key has come before an earlier
+	// one of its process had left, or a statement has arrived after its key had left, and before the store knew of any.
+	stays bool
+}
+
+// proc is a process.
+type proc struct {
+	env     *Env
+	shard   *Shard
+	limit   backend.Limit // of the key, now
+	keys    []*Key        // in memory; the first may have left its counter
+	callers []*caller     // in line
+	spent   []spent
+	served  int   // requests
+	dying   bool  // the time of what some key holds is over, so it will expire
+	expired int64 // tokens, because their time was over
+	counted int64 // Counts.Expired, before
+	deaf    bool
+}
+
+type caller struct {
+	w    *waiter
+	k    *Key
+	n    int64
+	stay bool
+}
+
+// spent are tokens that a request has used.
+type spent struct {
+	k  *Key
+	w  *waiter // of a caller who stood in line, and may have left as it was served
+	a  Answer
+	at int64 // us
+}
+
+// call is a fetch in flight.
+type call struct {
+	who   int
+	f     *Fetch
+	sent  int64
+	ran   bool
+	reply backend.Reply
+}
+
+// late is a statement that k has given up, or a copy of one.
+type late struct {
+	q  backend.Statement
+	k  *Key
+	at int64 // when it was sent
+}
+
+func (p *proc) Shard(string) *Shard                 { return p.shard }
+func (p *proc) Hears(string) bool                   { return !p.deaf }
+func (p *proc) Limit(string) (backend.Limit, error) { return p.limit, nil }
+func (p *proc) Send(*Fetch)                         {} // the world does, when it is chosen
+
+const timeout = 100 * time.Millisecond
+
+// start is the store's time at the beginning, us.
+const start = int64(1_000_000_000_000)
+
+func (c *scope) begin(seed uint64) *world {
+	w := &world{scope: c, seed: seed, left: [2]budget{c.most, c.most}}
+	other := c.limit
+	other.Window *= 3
+	for i, l := range []backend.Limit{c.limit, other} {
+		w.store[i] = &counted{limit: l, log: naive.Log{Limit: l.Tokens}, begins: make(map[backend.Window]int64)}
+		if l.Rolls {
+			w.store[i].log.Rolls, w.store[i].log.Linger = l.Window.Microseconds(), l.Window.Microseconds()/backend.Buckets*22
+		}
+	}
+	for i := range w.procs {
+		p := &proc{env: new(Env), limit: c.limit, deaf: c.deaf}
+		s := Settings{Limit: c.limit, Client: string(rune('A' + i)), Sizing: c.sizing, Direct: c.direct, Timeout: timeout, Fallback: Policy{Mode: FailClosed}}
+		p.env.Init(s, p, 1<<10)
+		p.shard = p.env.NewShard("")
+		w.procs[i] = p
+	}
+	w.pass(0)
+	return w
+}
+
+func (w *world) us() int64 { return start + w.now/1000 }
+
+func (w *world) of(counter string) *counted {
+	if w.store[0].limit.Counter() == counter {
+		return w.store[0]
+	}
+	return w.store[1]
+}
+
+// kind is what happens.
+type kind uint8
+
+const (
+	arrive kind = iota
+	hear
+	deliver
+	arriveLate
+	tick
+	visit
+	wake
+	pass
+	loseStatement
+	loseReply
+	delay
+	repeat
+	overtake
+	loseMail
+	repeatMail
+	askOne
+	askTwo
+	stayOne
+	stayTwo
+	giveUp
+	refund
+	reset
+	idle
+	larger
+	longer
+	jump
+	kinds
+)
+
+var kindNames = [kinds]string{
+	"the statement arrives", "the reply comes", "the message comes", "the late statement arrives", "the timer fires", "visits", "time passes to a timer",
+	"time passes", "the statement is lost", "the reply is lost", "the statement is late, and given up", "the statement arrives, and will again", "a copy of the statement arrives first",
+	"the message is lost", "the message comes, and will again", "asks for 1", "asks for 2", "waits for 1", "waits for 2", "gives up", "refunds", "Reset", "goes idle",
+	"has another number of tokens", "has another length", "the window ends",
+}
+
+// itself reports whether it happens by itself sooner or later.
+func (k kind) itself() bool { return k < pass }
+
+// action is a step of the world. n is which call, message, caller or key it is about.
+type action struct {
+	kind   kind
+	who, n int8
+}
+
+// actions is what may happen now: what comes by itself, in its order, and then anything else.
+func (w *world) actions() (to []action) {
+	may := func(when bool, k kind, who, n int) {
+		if when {
+			to = append(to, action{k, int8(who), int8(n)})
+		}
+	}
+	waits, active, kept, next := false, -1, -1, w.timer()
+	for i, c := range w.calls {
+		may(!c.ran, arrive, c.who, i)
+		may(c.ran, hear, c.who, i)
+	}
+	for i := range w.mail {
+		may(true, deliver, 0, i)
+	}
+	for i := range w.late {
+		may(true, arriveLate, 0, i)
+	}
+	for i, p := range w.procs {
+		waits = waits || len(p.callers) > 0
+		if len(p.keys) > 0 {
+			kept = i
+		}
+		for j, k := range p.keys {
+			may(k.use != nil && k.use.due != 0 && w.now >= k.use.due, tick, i, j)
+			if k.phase < leaving && active < 0 {
+				active = i
+			}
+		}
+	}
+	if len(to) == 0 {
+		switch {
+		case waits:
+			may(next != 0, wake, 0, 0)
+		case active >= 0:
+			may(true, visit, active, 0)
+		case next != 0:
+			may(true, wake, 0, 0)
+		default: // the limiter visits idle keys again and again
+			may(kept >= 0, visit, kept, 0)
+		}
+	}
+	if w.last {
+		return to[:min(len(to), 1)]
+	}
+	for i, c := range w.calls {
+		left := w.left[0]
+		may(left.lost > 0 && !c.ran, loseStatement, c.who, i)
+		may(left.lost > 0 && c.ran, loseReply, c.who, i)
+		may(left.late > 0 && !c.ran, delay, c.who, i)
+		may(left.late > 0 && !c.ran, repeat, c.who, i)
+		may(left.late > 0 && !c.ran, overtake, c.who, i)
+	}
+	for i := range w.mail {
+		may(w.left[0].mail > 0, loseMail, 0, i)
+		may(w.left[0].mail > 0, repeatMail, 0, i)
+	}
+	for i, p := range w.procs {
+		left := w.left[i]
+		for n := range min(2, p.limit.Tokens) {
+			may(left.asks > 0, askOne+kind(n), i, 0)
+			may(left.asks > 0 && left.stays, stayOne+kind(n), i, 0)
+		}
+		for j := range p.callers {
+			may(left.gives > 0, giveUp, i, j)
+		}
+		may(left.refunds > 0 && len(p.spent) > 0, refund, i, 0)
+		may(left.idles > 0 && slices.ContainsFunc(p.keys, func(k *Key) bool { return k.phase < leaving }), idle, i, 0)
+		may(left.limits > 0, larger, i, 0)
+		may(left.limits > 0, longer, i, 0)
+	}
+	may(w.left[0].resets > 0, reset, 0, 0)
+	if w.left[0].times > 0 {
+		may(w.instant() > w.now, pass, 0, 0)
+		may(len(w.calls)+len(w.mail) > 0 || kept >= 0, jump, 0, 0)
+	}
+	return to[:min(len(to), 64)]
+}
+
+// timer is when the next timer fires, 0 if none is set.
+func (w *world) timer() (at int64) {
+	for _, p := range w.procs {
+		for _, k := range p.keys {
+			if k.use != nil && k.use.due != 0 && (at == 0 || k.use.due < at) {
+				at = k.use.due
+			}
+		}
+	}
+	return at
+}
+
+// instant is the next one at which something may change. No call lasts for longer than its timeout.
+func (w *world) instant() int64 {
+	at := int64(math.MaxInt64)
+	at2 := func(t int64) {
+		if t > w.now && t < at {
+			at = t
+		}
+	}
+	for _, p := range w.procs {
+		for _, k := range p.keys {
+			if k.use != nil && k.use.due != 0 {
+				if at2(k.use.due); w.now >= k.use.due {
+					return 0 // it fires first
+				}
+			}
+			if l := k.Lease(); l != nil {
+				at2(l.Deadline())
+				at2(l.LatestEnd() + 1)
+			}
+		}
+	}
+	for _, c := range w.calls {
+		if w.now >= c.sent+int64(timeout) {
+			return 0
+		}
+		at2(c.sent + int64(time.Millisecond))
+		at2(c.sent + int64(timeout))
+	}
+	for _, s := range w.store {
+		at2(w.now + int64(s.counter.Check(s.limit, w.us()).Left))
+	}
+	if at == math.MaxInt64 {
+		return 0
+	}
+	return at
+}
+
+// pass lets time pass. What is random depends on the time.
+func (w *world) pass(to int64) {
+	for _, p := range w.procs {
+		p.env.Clock.Pass(time.Duration(to - w.now))
+	}
+	w.now = to
+	chance.Seed(w.seed + uint64(to))
+	for _, s := range w.store {
+		s.log.List = slices.DeleteFunc(s.log.List, func(t naive.Tokens) bool { return s.over(t.Window, t.At, w.us()) })
+	}
+}
+
+// name is what the judge calls a window.
+func (s *counted) name(w backend.Window) naive.Window {
+	if s.limit.Rolls {
+		return naive.Window{Generation: w.Gen}
+	}
+	return naive.Window{Begin: s.begins[w], End: w.End * 1000, Generation: w.Gen}
+}
+
+// over reports whether what was spent of n at a time counts no more.
+func (s *counted) over(n naive.Window, at, now int64) bool {
+	if s.log.Rolls > 0 {
+		return at+s.log.Rolls+s.log.Linger <= now
+	}
+	return n.End < now
+}
+
+// do lets a happen.
+func (w *world) do(a action) error {
+	i, n, left := int(a.who), int(a.n), &w.left[a.who]
+	p := w.procs[i]
+	for _, p := range w.procs {
+		p.counted = p.env.Counts.Expired.Load()
+		p.dying = slices.ContainsFunc(p.keys, func(k *Key) bool { return k.Lease() != nil && !k.Lease().Alive(w.now) })
+	}
+	switch a.kind {
+	case arrive, repeat, overtake, delay:
+		c := w.calls[n]
+		if a.kind != arrive {
+			w.left[0].late--
+		}
+		switch a.kind {
+		case delay:
+			w.late = append(w.late, late{c.f.Req, c.f.k, c.sent})
+			w.fail(n)
+		case overtake:
+			w.sync(c.f.Req)
+		default:
+			c.ran, c.reply = true, w.sync(c.f.Req)
+			if a.kind == repeat {
+				w.late = append(w.late, late{c.f.Req, c.f.k, c.sent})
+			}
+		}
+	case hear:
+		c := w.calls[n]
+		w.calls = slices.Delete(w.calls, n, n+1)
+		_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now, Duration: time.Duration(w.now - c.sent)}, c.reply, nil)
+		p.env.Calls.End()
+	case loseStatement, loseReply:
+		w.left[0].lost--
+		w.fail(n)
+	case arriveLate:
+		l := w.late[n]
+		w.late = slices.Delete(w.late, n, n+1)
+		r := w.sync(l.q)
+		states := l.k.phase != retired && l.k.replyLost && w.now-l.at < 2*int64(l.q.Limit.Window)+2e9 // by the next statement, or the one that is on its way
+		for _, c := range w.calls {
+			if c.f.k == l.k {
+				states = !c.ran
+			}
+		}
+		if s := w.of(l.q.Limit.Counter()); !r.Void && !states {
+			s.stays = true
+		}
+	case deliver, repeatMail, loseMail:
+		m := w.mail[n]
+		if a.kind != deliver {
+			w.left[0].mail--
+		}
+		if a.kind != repeatMail {
+			w.mail = slices.Delete(w.mail, n, n+1)
+		}
+		if a.kind != loseMail {
+			for _, p := range w.procs {
+				if k := p.env.Find("k"); k != nil && !p.deaf && p.env.Client == m.Process {
+					k.Hear(m.Message)
+				}
+			}
+		}
+	case tick:
+		p.keys[n].tick()
+	case visit, idle:
+		if a.kind == idle {
+			left.idles--
+		}
+		w.visit(p)
+	case wake, pass:
+		to := w.instant()
+		if a.kind == wake {
+			to = w.timer()
+		}
+		if w.left[0].times--; w.left[0].times < 0 {
+			w.left[0].times, w.last = 0, true
+		}
+		w.pass(to)
+	case jump:
+		if w.left[0].times--; w.left[0].times < 0 {
+			w.left[0].times, w.last = 0, true
+		}
+		end := w.now + int64(time.Millisecond)
+		for _, s := range w.store {
+			if left := int64(s.counter.Check(s.limit, w.us()).Left); left > 0 {
+				end = max(end, w.now+left+int64(time.Millisecond))
+				break
+			}
+		}
+		w.pass(end)
+	case askOne, askTwo, stayOne, stayTwo:
+		left.asks--
+		stay := a.kind >= stayOne
+		w.ask(i, int64(a.kind-askOne)%2+1, stay)
+	case giveUp:
+		left.gives--
+		c := p.callers[n]
+		p.callers = slices.Delete(p.callers, n, n+1)
+		c.k.cancel(c.w)
+	case refund:
+		left.refunds--
+		w.refund(i)
+	case reset:
+		w.left[0].resets--
+		w.reset(p.limit)
+	case larger:
+		left.limits--
+		if p.limit.Tokens++; p.limit.Tokens > w.limit.Tokens+1 {
+			p.limit.Tokens = w.limit.Tokens - 1
+		}
+		w.relimit(p)
+	case longer:
+		left.limits--
+		p.limit.Window = w.store[0].limit.Window + w.store[1].limit.Window - p.limit.Window
+		w.relimit(p)
+	}
+	return w.collect()
+}
+
+func (w *world) visit(p *proc) {
+	for _, k := range slices.Clone(p.keys) {
+		k.Visit()
+		k.Visit()
+	}
+}
+
+// sync lets a statement arrive.
+func (w *world) sync(q backend.Statement) backend.Reply {
+	if err := q.Validate(); err != nil {
+		w.errors = append(w.errors, err)
+	}
+	s := w.of(q.Limit.Counter())
+	s.sent++
+	back := min(q.Change, 0)
+	switch w.fault {
+	case noOrder:
+		q.Life, q.Seq = 1, s.sent
+	case greedy:
+		q.Change -= back
+	}
+	r, messages := s.counter.Sync(q, w.us())
+	switch {
+	case w.fault == greedy:
+		r.Mine += back
+	case w.fault == generous && r.Grant > 0:
+		r.Grant++
+		r.Mine++
+	}
+	if _, known := s.begins[r.Window]; !known {
+		s.begins[r.Window] = w.us()
+	}
+	for _, m := range messages {
+		m.Key, m.Counter = "k", q.Limit.Counter()
+		for _, p := range w.procs {
+			if m.Process == p.env.Client || m.Process == "" {
+				m.Process = p.env.Client
+				w.mail = append(w.mail, m)
+			}
+		}
+	}
+	return r
+}
+
+func (w *world) fail(n int) {
+	c := w.calls[n]
+	w.calls = slices.Delete(w.calls, n, n+1)
+	_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
+	w.procs[c.who].env.Calls.End()
+}
+
+var errLost = &backend.Error{Op: "sync", Class: backend.Unknown, Err: errors.New("lost")}
+
+func (w *world) reset(l backend.Limit) {
+	s := w.of(l.Counter())
+	s.log.Resets = append(s.log.Resets, w.us())
+	void, _ := s.counter.Reset(l, w.us())
+	for _, p := range w.procs {
+		w.mail = append(w.mail, ledger.Message{Process: p.env.Client, Message: backend.Message{Kind: backend.Voided, Key: "k", Counter: l.Counter(), Window: void}})
+	}
+}
+
+func (w *world) relimit(p *proc) {
+	s := w.of(p.limit.Counter())
+	s.log.Limit = max(s.log.Limit, p.limit.Tokens)
+	if k := p.env.Find("k"); k != nil {
+		k.Relimit(p.limit)
+	}
+}
+
+// ask is a request, as the limiter makes it.
+func (w *world) ask(who int, n int64, stay bool) {
+	p := w.procs[who]
+	for range 4 {
+		k := p.env.Make("k", p.limit)
+		if !slices.Contains(p.keys, k) {
+			if s := w.of(k.Limit().Counter()); slices.ContainsFunc(p.keys, func(other *Key) bool { return other.Counts(k) }) {
+				s.stays = true
+			}
+			p.keys = append(p.keys, k)
+		}
+		if lease := k.Lease(); !stay && lease.Alive(w.now) {
+			if left, ok := lease.Spend(n); ok {
+				if n > 1 {
+					k.Used(n)
+				}
+				k.OrderIfLow(lease, left)
+				w.admitted(p, k, nil, n, Answer{Allowed: true, Of: lease.Window, Bucket: lease.Bucket, Charged: n})
+				return
+			}
+			if n <= k.Limit().Tokens && lease.Denies(n, w.now) {
+				k.Refused()
+				w.refused(lease.Window)
+				return
+			}
+		}
+		c, v := k.decide(context.Background(), n, stay, true)
+		if v.Next == wait {
+			p.callers = append(p.callers, &caller{c, k, n, stay})
+			return
+		}
+		if v.Next != StartOver {
+			w.answered(p, k, nil, n, stay, v)
+			return
+		}
+		w.gone(p)
+	}
+	w.errors = append(w.errors, errors.New("a request starts over again and again"))
+}
+
+// answered judges an answer.
+func (w *world) answered(p *proc, k *Key, in *waiter, n int64, stay bool, v Verdict) {
+	var failure *backend.Error
+	switch {
+	case v.Err != nil && !errors.As(v.Err, &failure) && !(errors.Is(v.Err, ErrExceedsLimit) && n > k.Limit().Tokens):
+		w.errors = append(w.errors, v.Err)
+	case v.Err == nil && v.Answer.Allowed:
+		w.admitted(p, k, in, n, v.Answer)
+	case v.Err == nil && stay:
+		w.errors = append(w.errors, errors.New("a caller who stays is refused"))
+	case v.Err == nil && v.Answer.Source == Local:
+		w.refused(v.Answer.Of)
+	}
+}
+
+// refused judges a refusal from memory. Of a rolling limit it may last a little longer, so that processes do not all ask at once.
+func (w *world) refused(of backend.Window) {
+	if !w.limit.Rolls && of.End*1000 <= w.us() {
+		w.errors = append(w.errors, fmt.Errorf("refused from memory because of %v, which is over", of))
+	}
+}
+
+// admitted judges that n tokens are spent.
+func (w *world) admitted(p *proc, k *Key, in *waiter, n int64, a Answer) {
+	s := w.of(k.Limit().Counter())
+	who, name := slices.Index(w.procs[:], p), s.name(a.Of)
+	s.log.Grant(who, name, n)
+	if err := s.log.Spend(w.us(), who, name, n); err != nil {
+		w.errors = append(w.errors, err)
+	}
+	p.served++
+	p.spent = append(p.spent, spent{k, in, a, w.us()})
+	if w.left[who].refunds == 0 {
+		p.spent = nil
+	}
+}
+
+// refund refunds what was spent last. Tokens that have expired stay spent.
+func (w *world) refund(who int) {
+	p := w.procs[who]
+	last := p.spent[len(p.spent)-1]
+	p.spent = p.spent[:len(p.spent)-1]
+	was, c := p.env.Counts.Expired.Load(), chargeOf(last.a)
+	if last.w != nil {
+		last.k.cancel(last.w)
+	} else {
+		last.k.Refund(c, c.Tokens)
+	}
+	back := c.Tokens - (p.env.Counts.Expired.Load() - was)
+	s := w.of(last.k.Limit().Counter())
+	name := s.name(last.a.Of)
+	if s.over(name, last.at, w.us()) {
+		return
+	}
+	err := s.log.Refund(last.at, who, name, back)
+	if err == nil {
+		err = s.log.Return(who, name, back)
+	}
+	if err != nil {
+		w.errors = append(w.errors, err)
+	}
+}
+
+// collect takes what the keys have ordered and answered.
+func (w *world) collect() error {
+	for i, p := range w.procs {
+		for j := 0; j < len(p.callers); j++ {
+			c := p.callers[j]
+			if !c.w.Done() {
+				continue
+			}
+			p.callers = slices.Delete(p.callers, j, j+1)
+			j--
+			if v := c.w.Outcome.Verdict; v.Next == StartOver {
+				w.ask(i, c.n, c.stay)
+			} else {
+				w.answered(p, c.k, c.w, c.n, c.stay, v)
+			}
+		}
+		for _, k := range p.keys {
+			if k.use == nil || k.use.fetch == nil || slices.ContainsFunc(w.calls, func(c *call) bool { return c.f == k.use.fetch }) {
+				continue
+			}
+			w.calls = append(w.calls, &call{who: i, f: k.use.fetch, sent: w.now})
+			if err := k.use.fetch.Begin(); err != nil {
+				return err
+			}
+		}
+		if p.dying {
+			p.expired += p.env.Counts.Expired.Load() - p.counted
+		}
+		w.gone(p)
+	}
+	return errors.Join(w.errors...)
+}
+
+// gone forgets keys that are forgotten.
+func (w *world) gone(p *proc) {
+	p.keys = slices.DeleteFunc(p.keys, func(k *Key) bool { return k.phase == retired })
+}
+
+// judge judges a state: no token is lost, and no caller stuck.
+func (w *world) judge() error {
+	waits := false
+	for i, p := range w.procs {
+		c := &p.env.Counts
+		spent, held := c.Spent.Load(), int64(0)
+		for _, k := range p.keys {
+			spent, held = spent+k.Spent(), held+k.Held()+k.Unconfirmed()
+		}
+		in, out := c.Taken.Load()+c.Refunded.Load(), spent+c.Returned.Load()+c.Expired.Load()+held
+		if in != out {
+			return fmt.Errorf("process %d: taken %d, refunded %d; spent %d, returned %d, expired %d, held %d", i, c.Taken.Load(), c.Refunded.Load(), spent, c.Returned.Load(), c.Expired.Load(), held)
+		}
+		waits = waits || len(p.callers) > 0
+	}
+	if waits {
+		if acts := w.actions(); len(acts) == 0 || !acts[0].kind.itself() {
+			return errors.New("a caller waits for nothing")
+		}
+	}
+	return nil
+}
+
+// end judges the end of a walk: all keys are forgotten, what is charged was spent, and the next window serves.
+func (w *world) end() error {
+	w.last = true
+	for i, p := range w.procs {
+		if len(p.keys) > 0 || p.env.Keeps() || p.shard.keys.Load() != 0 {
+			return fmt.Errorf("process %d keeps its key", i)
+		}
+	}
+	for _, s := range w.store {
+		if err := s.rest(w.us(), w.procs[0].expired+w.procs[1].expired); err != nil {
+			return err
+		}
+	}
+	w.pass(w.now + 8*int64(w.store[1].limit.Window))
+	for i, p := range w.procs {
+		before := p.served
+		w.ask(i, 1, false)
+		for steps := 0; len(p.callers) > 0 || steps == 0; steps++ {
+			if err := w.collect(); err != nil {
+				return err
+			}
+			acts := w.actions()
+			if len(p.callers) > 0 && (len(acts) == 0 || steps > mostSteps) {
+				return errors.New("a caller in the next window waits for nothing")
+			} else if len(p.callers) > 0 {
+				if err := w.do(acts[0]); err != nil {
+					return err
+				}
+			}
+		}
+		if p.served == before && w.limit.Tokens > 2 {
+			return errors.New("the next window refuses")
+		}
+	}
+	for _, p := range w.procs { // the bubble's timers
+		for _, k := range p.keys {
+			if k.use != nil && k.use.timer != nil {
+				k.use.timer.Stop()
+			}
+		}
+	}
+	return nil
+}
+
+// rest judges a counter when all have told the store all but that so many tokens have expired.
+func (s *counted) rest(now, expired int64) error {
+	l := s.limit
+	l.Tokens = s.log.Limit
+	state := s.counter.Check(l, now)
+	least, most := s.log.Free(now, s.name(state.Window))
+	if state.Remaining < least-expired && !s.stays || state.Remaining > most {
+		return fmt.Errorf("at rest %d tokens of %v are free, not %d to %d: %+v", state.Remaining, state.Window, least, most, s.log.List)
+	}
+	return nil
+}
+
+// text says what a is.
+func (w *world) text(a action) string {
+	who := string(rune('A' + a.who))
+	switch a.kind {
+	case deliver, arriveLate, wake, pass, jump, reset, loseMail, repeatMail:
+		who = ""
+	}
+	text := fmt.Sprintf("%v %s %s", time.Duration(w.now), who, kindNames[a.kind])
+	switch a.kind {
+	case arrive, loseStatement, delay, repeat, overtake:
+		q := &w.calls[a.n].f.Req
+		text += fmt.Sprintf(" (%s, number %d of life %d: window %v, mine %d, change %d %v, want %d, need %d)", w.calls[a.n].f.Cause, q.Seq, q.Life, q.Window, q.Mine, q.Change, q.Changes, q.Want, q.Need)
+	case hear, loseReply:
+		r := &w.calls[a.n].reply
+		text += fmt.Sprintf(" (void %v, window %v, granted %d, mine %d, left %d, idle %d, called %d)", r.Void, r.Window, r.Grant, r.Mine, r.Remaining, r.Idle, r.Called)
+	case deliver, loseMail, repeatMail:
+		m := w.mail[a.n]
+		text += fmt.Sprintf(" (to %s: kind %d, window %v)", m.Process, m.Kind, m.Window)
+	}
+	return text
+}
