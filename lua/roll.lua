@@ -296,7 +296,7 @@ if limiter ~= '' then
   others, idle = idle - spare, idle - spare + held
   if called then out, at = max(out - 1, 0), ms end
   if gave and promised > 0 and ring.used < limit then   -- those who were told to wait may come now
-    kind, promised, rest, sample = 3, 0, limit - ring.used, -64
+    kind, promised, rest, sample = 3, 0, limit - ring.used, 64
     crowd = rest > 32 and 32 or rest > 4 and rest or 4
   elseif need > grant and others > 0 then              -- in vain, mostly, while tokens are short: so less and less often
     local bucket = floor(length / 20)
