@@ -395,6 +395,15 @@ func TestRollingForeign(t *testing.T) {
 		_, err := s.Inspect(t.Context(), "k")
 		require.Equal(t, backend.Rejected, class(t, err))
 	}
+	for _, counts := range []string{"many", "0,0,0", "99999999999999999,99999999999999999,99999999999999999,99999999999999999,99999999999999999,99999999999999999,99999999999999999,99999999999999999"} {
+		require.NoError(t, client.Del(t.Context(), ring).Err())
+		for field := range 5 {
+			require.NoError(t, client.HSet(t.Context(), ring, field, counts, "head", fmt.Sprintf("0 1 3 21 %d 1 1", time.Now().UnixMicro())).Err())
+		}
+		for _, c := range callsOf(s, "k")[4:6] {
+			require.ErrorContains(t, c.do(t.Context()), "BADSTATE", counts)
+		}
+	}
 }
 
 // TestRollingInAnOpenSlot: a slot is on its way, and the ring is still here, or there already. No call
