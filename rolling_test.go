@@ -303,7 +303,7 @@ func TestRollingCrowdOnAUsedUpKey(t *testing.T) {
 // TestRollingDemandMoves: nine processes share the demand, and suddenly two have all. What the others hold comes back before
 // somebody is refused.
 func TestRollingDemandMoves(t *testing.T) {
-	const moves, seeds = 20 * time.Second, 5
+	const moves, seeds = 20 * time.Second, 15
 	for _, tokens := range []int64{1000, 9000} {
 		for _, delay := range []time.Duration{time.Millisecond / 2, 10 * time.Millisecond} {
 			for load, most := range map[float64]float64{1.2: 0.02, 3: 0.07} {
