@@ -156,6 +156,7 @@ func covered(t *testing.T, seen tally) {
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"closed under way", "told closed", "prefetch", "probe", "give back", "unknown", "expired", "returned", "rolled",
 		"exact", "another limit", "over the limit", "two limits", "two lengths", "reset", "voided", "calendar", "many from local", "debt", "away at the end",
+		"rolling", "all spent in an interval", "another plan", "outage", "no messages", "clock set back", "false message",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -180,6 +181,26 @@ func TestSeedsNotice(t *testing.T) {
 		}),
 		"a batch is kept across windows": inReplies(func(r *backend.Reply) { r.Mine++ }),
 		"a window that seems longer":     inReplies(func(r *backend.Reply) { r.Left *= 3 }),
+		"a grant of a bucket that is not charged": inReplies(func(r *backend.Reply) {
+			if len(r.Grants) > 0 {
+				r.Grant, r.Grants[0].Tokens = r.Grant+1, r.Grants[0].Tokens+1
+			}
+		}),
+		"tokens of a bucket that may be spent for longer": inReplies(func(r *backend.Reply) {
+			for i := range r.Grants {
+				r.Grants[i].Bucket += 3
+			}
+		}),
+		"what was done to buckets is not undone": inStatements(func(q *backend.Statement) {
+			if q.Limit.Rolls && q.Client != "" {
+				q.Known = q.Seq - 1
+			}
+		}),
+		"what goes back to buckets counts twice": inStatements(func(q *backend.Statement) {
+			for i, c := range q.Changes {
+				q.Changes[i].Tokens += min(c.Tokens, 0)
+			}
+		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -219,10 +240,10 @@ func (s *sim) hear(c *simCaller) {
 		s.blurred = s.blurred || c.err != nil
 	case c.what == "refund":
 		s.hearRefund(c)
-	case c.what == "check":
+	case c.what == "check", c.what == "refresh" && !errors.Is(c.err, reservoir.ErrClosed):
 	case c.err != nil:
 		s.hearError(c)
-	case c.what == "reset":
+	case c.what == "reset", c.what == "refresh":
 	case !c.r.Allowed:
 		s.seen["refused from "+c.r.Source.String()]++
 		s.must(c.r.RetryAfter > 0, "a refusal without RetryAfter: %+v", c.r)
@@ -246,7 +267,7 @@ func (s *sim) hearError(c *simCaller) {
 		s.must(c.what == "wait", "hopeless, and does not wait")
 		s.seen["hopeless"]++
 	case errors.Is(c.err, reservoir.ErrExceedsLimit):
-		s.must(s.now != nil, "%d tokens are more than the limit", c.n)
+		s.must(s.now != nil || s.plans != nil, "%d tokens are more than the limit", c.n)
 		s.seen["over the limit"]++
 	case errors.As(c.err, &failure):
 		s.seen["failed"]++
@@ -272,7 +293,7 @@ func (s *sim) admit(c *simCaller) {
 		s.seen["many from local"]++
 	}
 	s.must(r.RetryAfter == 0 && r.Remaining <= r.Limit, "%+v", r)
-	s.must(c.at.Before(r.Reset), "spent at %v, from %s, in a window that ended at %v", c.at, r.Source, r.Reset)
+	s.must(c.at.Before(r.Reset.Add(s.behind)), "spent at %v, from %s, in a window that ended at %v", c.at, r.Source, r.Reset)
 	c.p.admitted += c.n
 	s.spend(c, c.slot(), c.n)
 	s.won = append(s.won, c)
@@ -287,6 +308,7 @@ func (s *sim) hearRefund(c *simCaller) {
 		s.slack += c.charged
 		s.seen["refund unknown"]++
 	default:
+		c.at = c.spentAt
 		s.spend(c, c.slot(), c.charged-c.n)
 		if !c.shared {
 			c.p.back += c.n
@@ -297,11 +319,47 @@ func (s *sim) hearRefund(c *simCaller) {
 	}
 }
 
-// spend counts tokens of a window as spent: no more than the limit.
+// spend counts tokens as spent: of a window no more than the limit, and of a rolling limit no more in any interval, after each Reset.
 func (s *sim) spend(c *simCaller, at slot, n int64) {
-	s.spent[at] += n
-	limit := c.p.limit.Tokens
-	s.must(s.spent[at] <= limit*int64(1+s.losses), "%d tokens spent of %d, %d losses", s.spent[at], limit, s.losses)
+	limit, spent := c.limit(), int64(0)
+	if limit.Rolls {
+		s.rolls[at] = append(s.rolls[at], use{c.at, n})
+		spent = s.worst(at, c.at, limit.Window)
+	} else {
+		s.spent[at] += n
+		spent = s.spent[at]
+	}
+	if n > 0 {
+		s.seen["all spent in an interval"] += btoi(limit.Rolls && spent == limit.Tokens)
+		s.must(spent <= limit.Tokens*int64(1+s.losses), "%d tokens spent of %+v, %d losses", spent, limit, s.losses)
+	}
+}
+
+func btoi(ok bool) int {
+	if ok {
+		return 1
+	}
+	return 0
+}
+
+// worst is the most that was spent in an interval of length that an instant is in. Callers are not heard in the order in which they returned.
+func (s *sim) worst(at slot, in time.Time, length time.Duration) (most int64) {
+	for _, u := range s.rolls[at] {
+		if end := u.at; !end.Before(in) && end.Before(in.Add(length)) {
+			most = max(most, s.between(at, end.Add(-length), end))
+		}
+	}
+	return most
+}
+
+// between is what was spent after an instant, and not after another one.
+func (s *sim) between(at slot, from, to time.Time) (n int64) {
+	for _, u := range s.rolls[at] {
+		if u.at.After(from) && !u.at.After(to) {
+			n += u.n
+		}
+	}
+	return n
 }
 
 // inspect looks at what each limiter tells of itself when all is at rest.
@@ -329,6 +387,9 @@ func (s *sim) inspect() {
 // answered at once.
 func (s *sim) calmDown() {
 	s.log("the network is calm")
+	s.down = false
+	s.plan.Store(0)
+	s.net.Deafen(nil)
 	s.calm(func(c *testnet.Call) {
 		if !c.Executed {
 			s.execute(c)
@@ -359,7 +420,7 @@ func (s *sim) patience() (windows int) {
 // finish lets all callers return, closes all limiters and counts.
 func (s *sim) finish() {
 	longest := time.Duration(0)
-	for _, l := range s.limits {
+	for _, l := range s.counted() {
 		longest = max(longest, l.Window)
 	}
 	for i := s.patience(); len(s.callers) > 0; i-- {
@@ -380,11 +441,12 @@ func (s *sim) finish() {
 		s.seenOf(last)
 		s.slack += last.Unknown + last.Expired
 	}
-	for _, l := range s.limits {
+	for _, l := range s.counted() {
 		for _, key := range s.keys {
 			s.conserved(l, key)
 		}
 	}
+	s.forgets(longest)
 }
 
 // recover lets the limiters notice that the store is back, which takes no traffic.
@@ -423,6 +485,15 @@ func (s *sim) conserved(l named, key string) {
 		return
 	}
 	spent, more := s.spent[slot{l.inStore(key), c.Counter, c.Window}], s.slack
+	most := spent
+	if l.Rolls {
+		at, length := slot{l.inStore(key), c.Counter, backend.Window{Gen: c.Window.Gen}}, l.Window
+		now := time.Now()
+		spent, most = s.between(at, now.Add(-length), now), s.between(at, now.Add(-length*(backend.MaxChanges+1)/backend.Buckets), now)
+		if s.steps { // its clock stood still
+			s.blurred = true
+		}
+	}
 	for _, p := range s.all {
 		more += p.alone
 	}
@@ -430,9 +501,20 @@ func (s *sim) conserved(l named, key string) {
 	if s.blurred {
 		return
 	}
-	s.must(c.Used <= spent+more, "%d tokens are charged, %d were spent, %d may be lost or were admitted without the store", c.Used, spent, more)
+	s.must(c.Used <= most+more, "%d tokens are charged, %d were spent, %d may be lost or were admitted without the store", c.Used, most, more)
 	if more == 0 && c.Used > 0 {
 		s.seen["exact"]++
+	}
+}
+
+// forgets: when all that was spent is over, all of each limit is free again.
+func (s *sim) forgets(longest time.Duration) {
+	time.Sleep(2*longest + time.Second)
+	for _, l := range s.counted() {
+		for _, key := range s.keys {
+			state, err := s.net.Store().Check(context.Background(), l.inStore(key), backend.Limit(l.Limit))
+			s.must(err == nil && state.Remaining == l.Tokens, "in the end %+v of %+v, %v", state, l, err)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing/synctest"
 	"time"
@@ -23,18 +24,30 @@ type sim struct {
 	rnd     *rand.Rand
 	net     *testnet.Network // on which a call moves when a step moves it
 	limits  []named
+	plans   []named      // that WithLimits gives keys in turn, the first at the end; nil = none
+	plan    atomic.Int64 // which of them
 	keys    []string
 	all     []*process
 	callers []*simCaller // under way
 	won     []*simCaller // whose tokens may be refunded
 	spent   map[slot]int64
-	slack   int64         // tokens that may be charged though nobody has them: of calls that nobody heard of
-	blurred bool          // more such tokens, nobody knows how many
-	losses  int           // how often the store has lost its data
-	most    int           // how often it may
-	now     *atomic.Int64 // tokens that WithLimits says; nil = there is none
+	rolls   map[slot][]use // of rolling limits, by generation
+	slack   int64          // tokens that may be charged though nobody has them: of calls that nobody heard of
+	blurred bool           // more such tokens, nobody knows how many
+	losses  int            // how often the store has lost its data
+	most    int            // how often it may
+	down    bool           // the store turns all calls away
+	behind  time.Duration  // by which the store's clock was set back
+	steps   bool           // it is
+	now     *atomic.Int64  // tokens that WithLimits says; nil = there is none
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
+}
+
+// use is what was spent at one instant; less than nothing, if it came back later.
+type use struct {
+	at time.Time
+	n  int64
 }
 
 // named is one of the limits that count the same keys. The name is that of WithName. What
@@ -57,6 +70,7 @@ func (l named) inStore(key string) string {
 type process struct {
 	*reservoir.Limiter
 	limit    named
+	plans    []named // if it may be another one; see sim
 	who      int
 	admitted int64        // tokens, those without the store not counted
 	alone    int64        // tokens admitted without the store
@@ -91,6 +105,7 @@ type simCaller struct {
 	cancel  context.CancelFunc
 	from    time.Time
 	at      time.Time // when it returned
+	spentAt time.Time // of a refund: when that was which it takes back
 	r       reservoir.Result
 	err     error
 	done    atomic.Bool
@@ -98,7 +113,30 @@ type simCaller struct {
 
 func (c *simCaller) slot() slot {
 	gen := reflect.ValueOf(c.r).FieldByName("gen").Int() // what Reset divides may end at one instant
-	return slot{c.p.limit.inStore(c.key), c.p.limit.counter(), backend.Window{End: c.r.Reset.UnixMilli(), Gen: gen}}
+	l := c.limit()
+	w := backend.Window{End: c.r.Reset.UnixMilli(), Gen: gen}
+	if l.Rolls {
+		w.End = 0
+	}
+	return slot{l.inStore(c.key), l.counter(), w}
+}
+
+// limit is that by which the caller was answered. Plans differ in their tokens.
+func (c *simCaller) limit() named {
+	for _, l := range c.p.plans {
+		if l.Tokens == c.r.Limit {
+			return l
+		}
+	}
+	return c.p.limit
+}
+
+// counted are the limits that the store counts.
+func (s *sim) counted() []named {
+	if s.plans != nil {
+		return s.plans
+	}
+	return s.limits
 }
 
 // tally counts what was seen, so that a test knows that it has been everywhere.
@@ -131,9 +169,13 @@ var (
 
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, seen: seen}
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, seen: seen}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
+		if s.down {
+			s.seen["outage"]++
+			return testnet.Refuse
+		}
 		return testnet.Hold
 	})
 	s.limits = []named{s.drawLimit()}
@@ -148,6 +190,13 @@ func newSim(seed uint64, seen tally) *sim {
 	}
 	if s.oneIn(5) {
 		s.most = 2
+	}
+	late := pickOf(s, 0, 0, 3*time.Millisecond, 300*time.Millisecond)
+	s.net.Travel = func(_ int, leg testnet.Leg) time.Duration {
+		if leg == testnet.Message {
+			return late
+		}
+		return 0
 	}
 	for i := range 1 + s.rnd.IntN(2) {
 		s.keys = append(s.keys, fmt.Sprintf("%d-%d", seed, i))
@@ -167,6 +216,9 @@ func (s *sim) drawLimit() named {
 		l.Limit = pickOf(s, reservoir.PerDay, reservoir.PerWeek)(l.Tokens, pickOf(s, time.UTC, berlin))
 		_, end := l.Calendar.Around(time.Now())
 		time.Sleep(time.Until(end) - time.Duration(s.rnd.Int64N(int64(l.span)*3)))
+	} else if s.oneIn(2) {
+		s.seen["rolling"]++
+		l.Limit = l.Limit.Rolling()
 	}
 	return l
 }
@@ -200,6 +252,16 @@ func (s *sim) options() []reservoir.Option {
 			return now
 		}))
 	}
+	if len(s.limits) == 1 && s.now == nil && s.limits[0].Calendar.Period == 0 && s.oneIn(4) {
+		other := s.limits[0]
+		other.Tokens++
+		if other.Rolls = !other.Rolls; s.oneIn(2) {
+			other.Window, other.span = 3*other.Window, 3*other.span
+		}
+		s.plans = []named{s.limits[0], other}
+		opts = append(opts, reservoir.WithLimits(func(string) reservoir.Limit { return s.plans[s.plan.Load()].Limit }))
+	}
+	s.steps = s.most == 0 && !slices.ContainsFunc(s.counted(), func(l named) bool { return !l.Rolls }) && s.oneIn(2)
 	if s.oneIn(12) {
 		opts = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2)))
 	}
@@ -217,7 +279,7 @@ func (s *sim) start(i int, opts []reservoir.Option) {
 	if limit.name != "" {
 		opts = append(opts[:len(opts):len(opts)], reservoir.WithName(limit.name))
 	}
-	p := &process{limit: limit, who: i}
+	p := &process{limit: limit, plans: s.plans, who: i}
 	opts = append(opts[:len(opts):len(opts)], reservoir.WithHooks(reservoir.Hooks{
 		ShardState: func(now reservoir.ShardState) { p.away.Store(now.Away) },
 		StoreCall: func(c reservoir.StoreCall) {
@@ -242,7 +304,7 @@ func (s *sim) run() {
 }
 
 func (s *sim) step() {
-	switch k := s.rnd.IntN(100); {
+	switch k := s.rnd.IntN(104); {
 	case k < 2:
 		s.burst()
 	case k < 38:
@@ -264,8 +326,10 @@ func (s *sim) step() {
 		s.reset()
 	case k < 99:
 		s.forget()
-	default:
+	case k < 100:
 		s.end()
+	default:
+		s.weather()
 	}
 }
 
@@ -291,6 +355,14 @@ func (s *sim) burst() {
 
 // relimit changes the limit, never to more than it was at first.
 func (s *sim) relimit() {
+	if s.plans != nil {
+		s.seen["another plan"]++
+		s.plan.Store(s.rnd.Int64N(2))
+		s.log("the plan is %d", s.plan.Load())
+		if s.oneIn(2) {
+			s.launch(&simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...), what: "refresh"}, context.Background())
+		}
+	}
 	if s.now != nil {
 		s.seen["another limit"]++
 		s.now.Store(1 + s.rnd.Int64N(s.limits[0].Tokens))
@@ -305,6 +377,39 @@ func (s *sim) reset() {
 		s.seen["reset"]++
 		s.log("process %d: reset %s", p.who, key)
 		s.launch(&simCaller{p: p, key: key, what: "reset"}, context.Background())
+	}
+}
+
+// weather changes what is around: the plan, an outage of the store begins or ends, messages cease or come again or are false, the
+// store's clock is set back.
+func (s *sim) weather() {
+	switch s.rnd.IntN(6) {
+	case 0:
+		s.relimit()
+	case 1:
+		s.down = !s.down
+		s.log("the store is down: %v", s.down)
+	case 2:
+		s.seen["no messages"]++
+		s.net.Deafen(pickOf[error](s, errLost, nil))
+	case 3:
+		if s.steps {
+			s.seen["clock set back"]++
+			s.behind += time.Duration(s.rnd.Int64N(int64(2 * s.limits[0].Window)))
+			s.net.Skew(-s.behind)
+			s.log("the store's clock is %v behind", s.behind)
+		}
+	default:
+		l, key := pickOf(s, s.counted()...), pickOf(s, s.keys...)
+		m := backend.Message{Kind: pickOf(s, backend.Recall, backend.Exhausted, backend.Again, backend.Voided), Key: l.inStore(key), Counter: l.counter(), Limit: l.Tokens}
+		all, err := s.net.Inspect(context.Background(), m.Key)
+		s.must(err == nil, "inspect: %v", err)
+		if i := slices.IndexFunc(all, func(c backend.Contents) bool { return c.Counter == m.Counter }); i >= 0 {
+			s.seen["false message"]++
+			m.Window = all[i].Window
+			s.log("a false message: %+v", m)
+			_ = s.net.Store().(backend.Listener).Publish(context.Background(), m)
+		}
 	}
 }
 
@@ -346,6 +451,8 @@ func (c *simCaller) do(ctx context.Context) {
 		c.r, c.err = c.p.Check(ctx, c.key)
 	case "reset":
 		c.err = c.p.Reset(context.Background(), c.key)
+	case "refresh":
+		c.err = c.p.Refresh(context.Background(), c.key)
 	case "close":
 		c.err = c.p.Close(context.Background())
 	case "refund":
@@ -454,7 +561,7 @@ func (s *sim) refund() {
 	back, used := c.n, int64(0)
 	switch {
 	case s.oneIn(3): // what may be charged above the limit is of the kind that was admitted without the store
-		back, used = 0, c.n+1+s.rnd.Int64N(c.p.limit.Tokens)
+		back, used = 0, c.n+1+s.rnd.Int64N(c.limit().Tokens)
 		c.p.alone += used - c.n
 		s.seen["overrun"]++
 	case c.n > 1 && s.oneIn(2):
@@ -465,9 +572,9 @@ func (s *sim) refund() {
 	s.log("settle %d of %d, %d used", c.n, c.p.who, used)
 	c.p.asked += back
 	if c.r.Source != reservoir.Fallback { // from now on others may spend them
-		s.spent[c.slot()] -= back
+		s.spend(c, c.slot(), -back)
 	}
-	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used}, context.Background())
+	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used, spentAt: c.at}, context.Background())
 }
 
 // forget makes the store lose its data.
