@@ -50,7 +50,7 @@ func New(w backend.Window) *Lease {
 func (l *Lease) Apply(s backend.State, sent, now int64) {
 	left := int64(s.Left)
 	deadline := l.deadline.Load()
-	if sent >= -deadline { // see Doubt
+	if !l.doubts(sent) {
 		deadline = max(deadline, sent+left-left/drift)
 	}
 	l.latest = max(min(l.latest, now+left+left/drift), deadline)
@@ -73,7 +73,7 @@ func (l *Lease) turn(w backend.Window, bucket, deadline, latest, sent int64) *Le
 		to.reorder.Store(l.reorder.Load())
 		to.remaining.Store(l.remaining.Load())
 	}
-	if l.Doubted() && sent < -l.deadline.Load() {
+	if l.doubts(sent) {
 		deadline = l.deadline.Load()
 	}
 	to.deadline.Store(deadline)
@@ -91,10 +91,13 @@ func (l *Lease) Freed(now int64) bool { return now >= l.reset.Load() }
 
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that
 // the window is open. Owner.
-func (l *Lease) Doubt(now int64) { l.deadline.Store(-now) }
+func (l *Lease) Doubt(now int64) { l.deadline.Store(-1 - now) }
 
 // Doubted reports whether no reading has lifted a Doubt.
 func (l *Lease) Doubted() bool { return l != nil && l.deadline.Load() < 0 }
+
+// doubts reports whether a reading that was requested at sent lifts no Doubt, because it is older.
+func (l *Lease) doubts(sent int64) bool { return l.Doubted() && sent < -1-l.deadline.Load() }
 
 // Alive reports whether stock may be spent at now.
 func (l *Lease) Alive(now int64) bool { return l != nil && now < l.deadline.Load() }

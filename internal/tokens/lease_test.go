@@ -64,6 +64,9 @@ func TestDoubt(t *testing.T) {
 		assert.True(t, l.Alive(6*ms) && !l.Doubted())
 	}
 	assert.False(t, (*Lease)(nil).Doubted())
+	l := New(w)
+	l.Doubt(0)
+	assert.True(t, l.Doubted(), "at the clock's first instant")
 }
 
 func TestStock(t *testing.T) {
