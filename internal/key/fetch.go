@@ -88,7 +88,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	q.Waited, q.GaveUp = u.denial.Waited(now, k.env.patience(l))
 	if k.State(&q, now); k.Rolls() {
 		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.Spent())
-		q.Within = 2 * k.shard.Lead() << u.unserved // longer after a reply that came too late
+		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Refresh {
 			_, q.After = k.Last()
 		}
