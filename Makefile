@@ -83,7 +83,7 @@ KEEP :=
 everyday: ## Simulate the limits that most people have, beside the committed table. ROWS=all KEEP=1.
 	cd test/fleet && go test -count=1 -timeout=1h -run='^TestEveryday$$' -everyday='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/everyday.txt)
 
-# ROWS is a list of parts of names such as settle,zipf. KEEP=1 writes the table.
+# ROWS is a list of parts of names such as 'settle;zipf'. KEEP=1 writes the table.
 .PHONY: rolling
 rolling: ## Simulate rolling limits, each with its bar. ROWS=all KEEP=1.
 	cd test/fleet && go test -count=1 -timeout=30m -run='^TestRolling$$' -rolling='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/rolling.txt)

@@ -27,7 +27,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
-var rollingRows = flag.String("rolling", "", "measure all rolling limits, or those whose names contain one of these `parts`, such as 'settle,9 to 2'")
+var rollingRows = flag.String("rolling", "", "measure all rolling limits, or those whose names contain one of these `parts`, such as 'settle;9 to 2'")
 
 const rollingHeading = `Rolling limits, each with its bar. The limiters are real, the clock is virtual, the network takes 1 ms there
 and back where nothing else is said, and who is refused does not come again. L is the limit, T its window.
@@ -100,7 +100,7 @@ func (b rollBar) cells(v float64) []string {
 // TestRolling measures rolling limits. Without a flag it is a part of the rows, and a missed bar fails.
 //
 //	make rolling                                    # all rows
-//	go test -run=TestRolling -rolling='settle,9 to 2'
+//	go test -run=TestRolling -rolling='settle;9 to 2'
 func TestRolling(t *testing.T) {
 	cells := [][]string{{"", "most", "", "", "bar"}}
 	for _, r := range rolls {
@@ -143,7 +143,7 @@ func (r roll) chosen(parts string) bool {
 	case "all":
 		return true
 	}
-	return slices.ContainsFunc(strings.Split(parts, ","), func(part string) bool { return strings.Contains(r.name, part) })
+	return slices.ContainsFunc(strings.Split(parts, ";"), func(part string) bool { return strings.Contains(r.name, part) })
 }
 
 // TestRollingJudge: the judge sees what is over, and what an interval has forgotten is not. One of two processes has a store of its own,
