@@ -30,7 +30,7 @@ type Fetch struct {
 // the buckets after the last of which the key has tokens.
 func (f *Fetch) asks() bool {
 	switch f.Cause {
-	case next.Waiters, next.Probe, next.Reset, next.Prefetch, next.Refresh:
+	case next.Waiters, next.Probe, next.Reset, next.Prefetch, next.Renew:
 		return true
 	}
 	return false
@@ -46,7 +46,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 
 	// What goes back first: others may want it, or it would not be used.
 	switch why {
-	case next.Refresh:
+	case next.Renew:
 		until, _ := k.Last()
 		surplus = max(k.free()-u.demand.Keeps(*k.Limit(), time.Duration(until-now), now, k.Spent()), 0)
 	case next.Probe:
@@ -54,7 +54,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	case next.Prefetch:
 		counts.Prefetches.Add(1)
 	}
-	if why == next.Return || why == next.Refresh {
+	if why == next.Return || why == next.Renew {
 		if surplus > 0 && k.Return(surplus) > 0 {
 			u.denial.Open() // a caller who comes now may get what goes back
 			if k.phase < leaving && !k.env.Direct {
@@ -89,7 +89,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	if k.State(&q, now); k.Rolls() {
 		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.Spent())
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
-		if why == next.Refresh {
+		if why == next.Renew {
 			_, q.After = k.Last()
 		}
 	}

@@ -319,7 +319,7 @@ func bucket(window time.Duration) time.Duration { return window / backend.Bucket
 func (k *machine) facts(now int64, did effect) next.Facts {
 	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
-		Now: now, Retired: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
+		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active(), Passing: u.line.Passing(), Parked: u.line.Parked(),
 		Denied: u.denial.Until(), Recall: u.denial.Again(), Probe: did.probe > 0, Alive: w.Alive(now),
 		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
@@ -373,7 +373,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	} else {
 		f.Low = f.Low && now >= u.hold
 		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.Spent()) >= worthTwo {
-			f.Refresh = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
+			f.Renew = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
 		}
 	}
 	return f

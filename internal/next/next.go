@@ -17,7 +17,7 @@ const (
 	Return   Cause = "give back" // tokens will not be used, or their return is not confirmed
 	Probe    Cause = "probe"     // has anything come back to an exhausted key?
 	Reset    Cause = "reset"     // the window is over and the key was in use
-	Refresh  Cause = "refresh"   // the window's end is near: read it once more
+	Renew    Cause = "renew"     // the last bucket of a rolling limit is about to end: ask for later ones
 	Prefetch Cause = "prefetch"  // the stock has fallen to the re-order point
 	Reopen   Cause = "reopen"    // does a shard answer again? Made by the shard, not by a key
 )
@@ -41,7 +41,7 @@ type Facts struct {
 	Now int64
 
 	// What forbids a call.
-	Retired  bool  // evicted, or its limiter closed
+	Closed   bool  // its limiter is closed
 	InFlight bool  // a fetch is in flight; there is one at a time
 	Open     bool  // the circuit of its shard is open
 	Ask      int64 // when to look whether the circuit is still open, for callers who stay
@@ -66,9 +66,9 @@ type Facts struct {
 	Alive   bool  // its tokens may be spent
 	Over    int64 // when a request opens the next window
 	Spread  int64 // delay after Over, so that processes do not all call at once
-	Used    bool  // the key was used in the window
+	Used    bool  // the key was used in the window; a rolling limit has no reset, so neither it nor Regular is set
 	Regular bool  // it is used often enough to look ahead
-	Refresh int64 // when to look at the window's end once more; 0 = no need
+	Renew   int64 // of a rolling limit, when to ask for the next buckets; 0 = no need
 
 	// The stock.
 	Low     bool  // the stock is at the re-order point and the store has more
@@ -81,9 +81,9 @@ type Facts struct {
 // shard is back. If it returns None, it also returns when to look again, unless an event
 // comes before. While the key stands in line, it returns only a cause that is more urgent.
 //
-//	callers wait > debt that is due > returns > probe > window over and used > end near > surplus > re-order point
+//	callers wait > debt that is due > returns > probe > window over and used > last bucket > surplus > re-order point
 func Step(f Facts) (Cause, int64) {
-	if f.Retired || f.InFlight {
+	if f.Closed || f.InFlight {
 		return None, Never
 	}
 	at := int64(Never)
@@ -205,11 +205,11 @@ func ahead(f Facts) (Cause, int64) {
 	if f.Regular {
 		at = f.Over + 1 + f.Spread
 	}
-	if f.Refresh != 0 && f.Alive {
-		if f.Now >= max(f.Refresh, f.Backoff) {
-			return Refresh, Never
+	if f.Renew != 0 && f.Alive {
+		if f.Now >= max(f.Renew, f.Backoff) {
+			return Renew, Never
 		}
-		at = min(at, max(f.Refresh, f.Backoff))
+		at = min(at, max(f.Renew, f.Backoff))
 	}
 	if f.Surplus > 0 || f.Called && f.Alive { // or callers elsewhere would wait for what is not there
 		if f.Now >= f.Backoff {

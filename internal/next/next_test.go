@@ -25,7 +25,7 @@ func TestStep(t *testing.T) {
 		{"in use", func(f *Facts) {}, None, 211},
 		{"used once", func(f *Facts) { f.Regular = false }, None, Never},
 
-		{"retired", func(f *Facts) { f.Retired, f.Active, f.Passing = true, 1, 1 }, None, Never},
+		{"closed", func(f *Facts) { f.Closed, f.Active, f.Passing = true, 1, 1 }, None, Never},
 		{"a fetch is in flight", func(f *Facts) { f.InFlight, f.Active, f.Passing = true, 1, 1 }, None, Never},
 		{"away", func(f *Facts) { f.Open, f.Ask = true, 150 }, None, Never},
 		{"away, and the stock is low", func(f *Facts) { f.Open, f.Ask, f.Low = true, 150, true }, Prefetch, Never},
@@ -87,13 +87,14 @@ func TestStep(t *testing.T) {
 		{"over, and seldom used", func(f *Facts) { f.Now, f.Regular = 300, false }, None, Never},
 		{"over, with a surplus that is dead", func(f *Facts) { f.Now, f.Surplus = 201, 9 }, None, 210},
 
-		{"the end is near", func(f *Facts) { f.Refresh = 100 }, Refresh, Never},
-		{"it will be", func(f *Facts) { f.Refresh = 101 }, None, 101},
-		{"it is, after a failure", func(f *Facts) { f.Refresh, f.Backoff = 90, 101 }, None, 101},
-		{"it is passed", func(f *Facts) { f.Refresh, f.Alive = 90, false }, None, 211},
+		{"the last bucket is about to end", func(f *Facts) { f.Renew = 100 }, Renew, Never},
+		{"it will be", func(f *Facts) { f.Renew = 101 }, None, 101},
+		{"it is, after a failure", func(f *Facts) { f.Renew, f.Backoff = 90, 101 }, None, 101},
+		{"it is over", func(f *Facts) { f.Renew, f.Alive = 90, false }, None, 211},
 		{"a surplus", func(f *Facts) { f.Surplus = 1 }, Return, Never},
 		{"a surplus, and the pause is over", func(f *Facts) { f.Surplus, f.Backoff = 1, 100 }, Return, Never},
 		{"a surplus, after a failure", func(f *Facts) { f.Surplus, f.Backoff = 1, 101 }, None, 101},
+		{"others call, when it is about to end", func(f *Facts) { f.Called, f.Alive = true, false }, None, 211},
 		{"a look for it later", func(f *Facts) { f.Look = 150 }, None, 150},
 		{"and not at once", func(f *Facts) { f.Look = 100 }, None, 101},
 		{"a look after the reset", func(f *Facts) { f.Look = 999 }, None, 211},
@@ -111,14 +112,14 @@ func TestStep(t *testing.T) {
 
 // TestEarliest: of all times to look again it is the earliest.
 func TestEarliest(t *testing.T) {
-	late := func(f *Facts) { f.Parked, f.Denied, f.Refresh, f.Look, f.Low, f.Backoff = 1, 190, 180, 170, false, 0 }
+	late := func(f *Facts) { f.Parked, f.Denied, f.Renew, f.Look, f.Low, f.Backoff = 1, 190, 180, 170, false, 0 }
 	for i, want := range []int64{170, 160, 150, 140, 122} {
 		f := base()
 		late(&f)
 		for j := range i {
 			[]func(){
 				func() { f.Look = 160 },
-				func() { f.Refresh = 150 },
+				func() { f.Renew = 150 },
 				func() { f.Denied = 140 },
 				func() { f.Over = 119 },
 			}[j]()
@@ -143,7 +144,7 @@ func TestPriority(t *testing.T) {
 		{Return, func(f *Facts) { f.Unconfirmed = true }},
 		{Probe, func(f *Facts) { f.Probe = true }},
 		{Reset, func(f *Facts) { f.Now = 210 }}, // excludes those below
-		{Refresh, func(f *Facts) { f.Refresh = f.Now }},
+		{Renew, func(f *Facts) { f.Renew = f.Now }},
 		{Return, func(f *Facts) { f.Surplus = 1 }},
 		{Return, func(f *Facts) { f.Called = true }},
 		{Prefetch, func(f *Facts) { f.Low = true }},
@@ -173,12 +174,12 @@ func TestClass(t *testing.T) {
 		{Probe, func(f *Facts) {}, AtOnce},
 		{Prefetch, func(f *Facts) {}, Callers},
 		{Prefetch, func(f *Facts) { f.Open = true }, Rest},
-		{Charge, func(f *Facts) {}, Rest},
+		{Charge, func(f *Facts) { f.Called, f.Passing = true, 1 }, Rest},
 		{Return, func(f *Facts) {}, Rest},
 		{Return, func(f *Facts) { f.Called = true }, Callers},
 		{Return, func(f *Facts) { f.Called, f.Open = true, true }, Rest},
 		{Reset, func(f *Facts) {}, Rest},
-		{Refresh, func(f *Facts) {}, Rest},
+		{Renew, func(f *Facts) {}, Rest},
 	} {
 		f := base()
 		row.facts(&f)
