@@ -1,12 +1,265 @@
 package tokens
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir/backend"
 )
+
+var seventh, eighth = backend.Window{Gen: 7}, backend.Window{Gen: 8}
+
+// says lets x make a statement at sent, s, to which the store replies at once, and a second later the reply is here.
+func says(x *Tokens, sent int64, r backend.Reply) Change {
+	q := &backend.Statement{Limit: limit}
+	if x.Rolls() {
+		q.Limit, r.Now = aMinute, (300+sent)*1_000_000
+	}
+	for _, g := range r.Grants {
+		r.Grant += g.Tokens
+	}
+	x.State(q, sent*sec)
+	return x.Apply(q, &r, sent*sec, (sent+1)*sec)
+}
+
+// inWindow was granted 10 tokens in the first window, which ends in a minute. 6 of them are in stock.
+func inWindow() *Tokens {
+	x := new(Tokens)
+	x.Init(limit, 3)
+	says(x, 0, inFirst(10, 10))
+	x.Publish(0)
+	x.Lease().Spend(4)
+	return x
+}
+
+func inFirst(mine, grant int64) backend.Reply {
+	return backend.Reply{State: backend.State{Window: first, Left: time.Minute, Remaining: 50}, Mine: mine, Grant: grant, Used: 40}
+}
+
+func inSecond(mine, grant int64) backend.Reply {
+	r := inFirst(mine, grant)
+	r.Window = second
+	return r
+}
+
+// rolling was granted 5 tokens of a bucket that ends at 3 s, and 7 of one that ends at 9 s. 8 of them are in stock.
+func rolling() *Tokens {
+	x := new(Tokens)
+	x.Init(aMinute, 3)
+	says(x, 0, inRing(backend.Change{Bucket: 100, Tokens: 5}, backend.Change{Bucket: 102, Tokens: 7}))
+	x.Publish(0)
+	x.Lease().Spend(4)
+	return x
+}
+
+func inRing(grants ...backend.Change) backend.Reply {
+	return backend.Reply{State: backend.State{Window: seventh, Remaining: 50}, Grants: grants}
+}
+
+// figures is where the tokens of x are.
+func figures(x *Tokens) string {
+	s, bucket, used := "", int64(0), x.account.InUse(x.Held())
+	if x.Rolls() {
+		used = x.buckets.InUse(x.Held())
+	}
+	if x.Lease() != nil {
+		bucket = x.Lease().Bucket
+	}
+	for _, f := range []struct {
+		n    int64
+		name string
+	}{{x.Lease().Stock(), "in stock"}, {x.reserved, "reserved"}, {used, "in use"}, {x.Unconfirmed(), "back"}, {x.Unpaid(), "debt"}, {bucket, "bucket"}} {
+		if f.n != 0 {
+			s += fmt.Sprint(f.n, " ", f.name, ", ")
+		}
+	}
+	return s
+}
+
+type event struct {
+	name  string
+	does  func(x *Tokens) any // says what the event does
+	wants any
+	then  string
+}
+
+func play(t *testing.T, begin func() *Tokens, events []event) {
+	for _, e := range events {
+		x := begin()
+		assert.EqualValues(t, e.wants, e.does(x), e.name)
+		assert.Equal(t, e.then, figures(x), e.name)
+	}
+}
+
+func charge(w backend.Window, bucket int64) Charge {
+	return Charge{Tokens: 4, Window: w, Bucket: bucket}
+}
+
+func refund(c Charge, n int64, spend bool, now int64) func(x *Tokens) any {
+	return func(x *Tokens) any {
+		r, ok := x.Refund(c, n, spend, now)
+		return fmt.Sprint(r.Stock, r.Back, r.Paid, ok)
+	}
+}
+
+func expire(now int64, inFlight bool) func(x *Tokens) any {
+	return func(x *Tokens) any {
+		m, reserved := x.Expire(now, inFlight)
+		return fmt.Sprint(m.Expired, m.Overdrawn, reserved)
+	}
+}
+
+// after is both, one after the other.
+func after(before func(x *Tokens), does func(x *Tokens) any) func(x *Tokens) any {
+	return func(x *Tokens) any { before(x); return does(x) }
+}
+
+func overrun(n int64) func(x *Tokens) { return func(x *Tokens) { x.Overrun(n, sec) } }
+
+// TestInAWindow: each row begins with 6 tokens in stock, and 4 in use.
+func TestInAWindow(t *testing.T) {
+	mine := charge(first, 0)
+	apply := func(r backend.Reply) func(x *Tokens) any { return func(x *Tokens) any { return says(x, 5, r) } }
+	carry := func(x *Tokens) { says(x, 5, inSecond(15, 5)) }
+	play(t, inWindow, []event{
+		{"callers in line take", func(x *Tokens) any { return []int64{x.Reserve(), x.Take(2)} }, []int64{6, 4}, "4 reserved, 6 in use, "},
+		{"the rest is spent", func(x *Tokens) any { x.Reserve(); x.Publish(0); return x.Held() }, 6, "6 in stock, 4 in use, "},
+
+		{"some go back", func(x *Tokens) any { return []int64{x.Return(2), x.Lease().Remaining()} }, []int64{2, 52}, "4 in stock, 4 in use, 2 back, "},
+		{"all that there are", func(x *Tokens) any { return x.Return(9) }, 6, "4 in use, 6 back, "},
+		{"but not those of callers in line", func(x *Tokens) any { x.Reserve(); return x.Return(9) }, 0, "6 reserved, 4 in use, "},
+		{"unless the key leaves", func(x *Tokens) any { x.Reserve(); return x.Return(-1) }, 6, "4 in use, 6 back, "},
+
+		{"more was used", func(x *Tokens) any { return x.Overrun(2, sec) }, 0, "4 in stock, 6 in use, "},
+		{"more than there is", func(x *Tokens) any { return x.Overrun(9, sec) }, 3, "10 in use, 3 debt, "},
+		{"debt is spent once it is charged", after(overrun(9), apply(inFirst(13, 0))), Change{Moved: Moved{Taken: 3}, Kept: true}, "13 in use, "},
+
+		{"a refund", refund(mine, 3, true, sec), "3 0 0 true", "6 in stock, 3 reserved, 1 in use, "},
+		{"of no more than is spent", refund(mine, 5, true, sec), "4 0 0 true", "6 in stock, 4 reserved, "},
+		{"that may not be spent here", refund(mine, 3, false, sec), "0 3 0 true", "6 in stock, 1 in use, 3 back, "},
+		{"that pays for debt first", after(overrun(9), refund(mine, 5, true, sec)), "2 0 3 true", "2 reserved, 8 in use, "},
+		{"of another window", refund(charge(second, 0), 3, true, sec), "0 0 0 false", "6 in stock, 4 in use, "},
+		{"of the window before, if the store has carried it over", after(carry, refund(mine, 3, true, 6*sec)), "3 0 0 true", "14 reserved, 1 in use, "},
+		{"but of no other one", after(carry, refund(charge(backend.Window{End: 3}, 0), 3, true, 6*sec)), "0 0 0 false", "11 reserved, 4 in use, "},
+		{"or of none", refund(Charge{}, 3, true, sec), "0 0 0 false", "6 in stock, 4 in use, "},
+
+		{"the window is not surely over", expire(61*sec, false), "0 0 false", "6 in stock, 4 in use, "},
+		{"it is", expire(62*sec, false), "6 0 false", "4 in use, "},
+		{"what is reserved, and debt, is over, too", after(func(x *Tokens) { x.Overrun(9, sec); x.Refund(mine, 5, true, sec); x.Overrun(3, sec) }, expire(62*sec, false)), "2 3 false", "8 in use, "},
+		{"unless a reply decides", expire(62*sec, true), "0 0 false", "6 in stock, 4 in use, "},
+		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 6, Settled: 4}, ""},
+
+		{"a grant", apply(inFirst(15, 5)), Change{Moved: Moved{Taken: 5}, Kept: true}, "11 reserved, 4 in use, "},
+		{"of another window", apply(inSecond(5, 5)), Change{Moved: Moved{Taken: 5, Expired: 6, Settled: 4}, Window: true}, "5 reserved, "},
+		{"of one in which the rest counts, too", apply(inSecond(15, 5)), Change{Moved: Moved{Taken: 5}, Window: true, Kept: true}, "11 reserved, 4 in use, "},
+		{"nothing is charged, and no window is open", apply(backend.Reply{}), Change{Moved: Moved{Expired: 6, Settled: 4}, Window: true}, ""},
+		{"nor was", after(func(x *Tokens) { x.Leave() }, apply(backend.Reply{})), Change{Kept: true}, ""},
+		{"a first grant", after(func(x *Tokens) { x.Leave(); x.Init(limit, 4) }, apply(inFirst(2, 2))), Change{Moved: Moved{Taken: 2}, Window: true}, "2 reserved, "},
+	})
+}
+
+// TestInBuckets: each row begins with 8 tokens in stock, of which 1 is of the bucket that ends at 3 s and 7 of that at 9 s, and
+// with 4 spent.
+func TestInBuckets(t *testing.T) {
+	mine := charge(seventh, 100)
+	apply := func(r backend.Reply) func(x *Tokens) any { return func(x *Tokens) any { return says(x, 1, r).Moved } }
+	turned := func(x *Tokens) { x.Expire(3*sec, false) }
+	doubt := func(x *Tokens) { x.Lease().Doubt(2 * sec) }
+	spent := func(x *Tokens) { x.Overrun(8, sec); says(x, 1, inRing()) }
+	reset := inRing()
+	reset.Window = eighth
+	play(t, rolling, []event{
+		{"the bucket is not over", expire(2*sec, false), "0 0 false", "8 in stock, 4 in use, 100 bucket, "},
+		{"it is, so its token goes back", expire(3*sec, false), "0 0 true", "7 reserved, 4 in use, 1 back, 102 bucket, "},
+		{"also while a statement is in flight", expire(3*sec, true), "0 0 true", "7 reserved, 4 in use, 1 back, 102 bucket, "},
+		{"but not while a Reset is in doubt", after(doubt, expire(3*sec, false)), "0 0 false", "8 in stock, 4 in use, 100 bucket, "},
+		{"all are", expire(9*sec, false), "0 0 true", "4 in use, 8 back, "},
+
+		{"some go back, of the last bucket", func(x *Tokens) any { n := x.Return(7); _, last := x.Last(); return []int64{n, last} }, []int64{7, 100}, "1 in stock, 4 in use, 7 back, 100 bucket, "},
+		{"all do", func(x *Tokens) any { x.Reserve(); return x.Return(-1) }, 8, "4 in use, 8 back, 100 bucket, "},
+		{"more was used than there is", func(x *Tokens) any { return x.Overrun(9, sec) }, 1, "12 in use, 1 debt, 100 bucket, "},
+
+		{"a refund", refund(mine, 3, true, sec), "3 0 0 true", "8 in stock, 3 reserved, 1 in use, 100 bucket, "},
+		{"of no more than is spent", refund(mine, 5, true, sec), "4 0 0 true", "8 in stock, 4 reserved, 100 bucket, "},
+		{"that may not be spent here", refund(mine, 3, false, sec), "0 3 0 true", "8 in stock, 1 in use, 3 back, 100 bucket, "},
+		{"or is in doubt", after(doubt, refund(mine, 3, true, sec)), "0 3 0 true", "8 in stock, 1 in use, 3 back, 100 bucket, "},
+		{"of a bucket that is over", after(turned, refund(mine, 3, true, 3*sec)), "0 3 0 true", "7 reserved, 1 in use, 4 back, 102 bucket, "},
+		{"after all was spent", after(spent, refund(charge(seventh, 102), 3, true, 2*sec)), "3 0 0 true", "3 reserved, 9 in use, 102 bucket, "},
+		{"of what a Reset has voided", refund(charge(eighth, 100), 3, true, sec), "0 0 0 false", "8 in stock, 4 in use, 100 bucket, "},
+		{"of nothing", after(func(x *Tokens) { x.Refund(mine, 4, true, sec) }, refund(mine, 3, true, sec)), "0 0 0 false", "8 in stock, 4 reserved, 100 bucket, "},
+
+		{"a grant", apply(inRing(backend.Change{Bucket: 105, Tokens: 3})), Moved{Taken: 3}, "11 reserved, 4 in use, 100 bucket, "},
+		{"of a later bucket, when all is spent", after(spent, apply(inRing(backend.Change{Bucket: 105, Tokens: 3}))), Moved{Taken: 3}, "3 reserved, 12 in use, 105 bucket, "},
+		{"a Reset", apply(reset), Moved{Expired: 8, Settled: 4}, ""},
+		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 8, Settled: 4}, ""},
+	})
+}
+
+// TestTurn: the lease of the next bucket knows what the last one knew, and callers who have that find nothing there.
+func TestTurn(t *testing.T) {
+	x := rolling()
+	was := x.Lease()
+	was.SetReorder(5)
+	was.Free(20*time.Second, 0)
+	x.Expire(3*sec, false)
+	is := x.Lease()
+	require.NotSame(t, was, is)
+	assert.Equal(t, []int64{0, 0}, []int64{was.Stock(), is.Stock()})
+	assert.Equal(t, []int64{50, x.buckets.Deadline(102), was.LatestEnd()}, []int64{is.Remaining(), is.Deadline(), is.LatestEnd()})
+	assert.True(t, is.ClaimReorder(5) && !is.Freed(20*sec) && is.Freed(20*sec+20*sec/drift))
+
+	x.Publish(0)
+	says(x, 4, inRing())
+	assert.Same(t, is, x.Lease(), "of the same bucket")
+	is.Doubt(6 * sec)
+	says(x, 5, inRing())
+	assert.True(t, x.Lease().Doubted(), "the statement was made before")
+	says(x, 6, inRing())
+	assert.False(t, x.Lease().Doubted())
+}
+
+// TestStated: what a statement says of the tokens, and until when they count.
+func TestStated(t *testing.T) {
+	for _, row := range []struct {
+		name               string
+		x                  *Tokens
+		alive, late, later int64 // the last instants at which the lease is alive, and at which what is held counts; and one after that
+		window             backend.Window
+		longest            time.Duration
+	}{
+		{"of a window", inWindow(), 59 * sec, 59 * sec, 60 * sec, first, time.Minute},
+		{"of buckets", rolling(), 2 * sec, 94 * sec, 95 * sec, seventh, 93 * time.Second},
+	} {
+		q, late := backend.Statement{}, backend.Statement{}
+		row.x.Return(2)
+		row.x.State(&q, row.alive)
+		row.x.State(&late, row.alive+sec)
+		assert.Equal(t, []bool{true, false}, []bool{q.Runs, late.Runs}, row.name)
+		assert.Equal(t, row.window, q.Window, row.name)
+		change := q.Change
+		for _, c := range q.Changes {
+			change += c.Tokens
+		}
+		assert.EqualValues(t, -2, change, row.name)
+		assert.Equal(t, []bool{true, false}, []bool{row.x.Keeps(row.late), row.x.Keeps(row.later)}, row.name)
+		assert.True(t, row.x.Charged() && row.x.Outstanding(), row.name)
+		l := limit
+		l.Rolls = row.x.Rolls()
+		assert.Equal(t, row.longest, Longest(l), row.name)
+	}
+	x := new(Tokens)
+	x.Init(limit, 3)
+	q := backend.Statement{}
+	x.State(&q, 0)
+	assert.Equal(t, backend.Statement{Life: 3, Seq: 1}, q)
+	assert.False(t, x.Charged() || x.Outstanding() || x.Keeps(0))
+	_, ok := x.Refund(charge(first, 0), 1, true, 0)
+	assert.False(t, ok)
+}
 
 // TestLateReply: a window and more after a Reset, about which the reply before was in doubt, a statement of a rolling limit is answered that
 // was sent long ago. What is held of buckets that count no more must not be spent with what the reply brings; and this may count for as
