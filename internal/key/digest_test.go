@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 	"unsafe"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // digest is a hash of the world's state: all that is reached from it, by whatever type, but for what does not change or
@@ -35,7 +37,7 @@ func (d *digest) word(w uint64) {
 
 // left out are what all states share, and what is of no account.
 var leftOut = map[reflect.Type]bool{
-	reflect.TypeFor[*Env](): true, reflect.TypeFor[*node](): true, reflect.TypeFor[*Shard](): true, reflect.TypeFor[*scope](): true,
+	reflect.TypeFor[*Env](): true, reflect.TypeFor[*node](): true, reflect.TypeFor[*Shard](): true, reflect.TypeFor[*scope](): true, reflect.TypeFor[map[*Key]int64](): true, reflect.TypeFor[map[backend.Window]int64](): true,
 	reflect.TypeFor[*time.Timer](): true, reflect.TypeFor[*time.Location](): true, reflect.TypeFor[time.Time](): true,
 }
 
@@ -79,6 +81,9 @@ func (d *digest) value(v reflect.Value) {
 			d.value(v.Index(i))
 		}
 	case reflect.Map:
+		if leftOut[v.Type()] {
+			return
+		}
 		keys := v.MapKeys()
 		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(a.String(), b.String()) })
 		d.word(uint64(len(keys)))

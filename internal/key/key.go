@@ -343,7 +343,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		f.Charge = max(u.charge, 1)
 	}
 	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && k.Unconfirmed() > 0
-	f.Low = w.OrderDue() && w.Remaining() > 0
+	f.Low = w.OrderDue() && w.Remaining() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
 	// What lies idle. What is unspent of a rolling limit's bucket that is over goes along with the next statement, if the store knows of it.
 	back := int64(0)

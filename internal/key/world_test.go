@@ -37,8 +37,8 @@ const (
 
 // budget is how often something may still happen. asks are of each process.
 type budget struct {
-	asks, gives, refunds, lost, late, mail, times, resets, idles, limits int8
-	stays                                                                bool // callers may stay until they are served
+	asks, gives, refunds, debts, lost, late, mail, times, resets, idles, limits int8
+	stays                                                                       bool // callers may stay until they are served
 }
 
 // world is two processes, a store, and the network between them.
@@ -54,20 +54,6 @@ type world struct {
 	left   [2]budget
 	last   bool // nothing more happens but what comes by itself
 	errors []error
-}
-
-// counted is a counter of the store, and the judge of what is spent of it.
-type counted struct {
-	limit   backend.Limit
-	counter ledger.Counter
-	sent    int64 // statements
-	log     naive.Log
-
-	begins map[backend.Window]int64 // when each window opened, us
-
-	// Something may stay charged until the window ends, because the key that could give it back is gone: a key has come before an earlier
-	// one of its process had left, or a statement has arrived after its key had left, and before the store knew of any.
-	stays bool
 }
 
 // proc is a process.
@@ -131,7 +117,7 @@ func (c *scope) begin(seed uint64) *world {
 	other := c.limit
 	other.Window *= 3
 	for i, l := range []backend.Limit{c.limit, other} {
-		w.store[i] = &counted{limit: l, log: naive.Log{Limit: l.Tokens}, begins: make(map[backend.Window]int64)}
+		w.store[i] = &counted{limit: l, log: naive.Log{Limit: l.Tokens}, begins: make(map[backend.Window]int64), heard: make(map[*Key]int64)}
 		if l.Rolls {
 			w.store[i].log.Rolls, w.store[i].log.Linger = l.Window.Microseconds(), l.Window.Microseconds()/backend.Buckets*22
 		}
@@ -143,7 +129,7 @@ func (c *scope) begin(seed uint64) *world {
 		p.shard = p.env.NewShard("")
 		w.procs[i] = p
 	}
-	w.pass(0)
+	w.pass(int64(time.Second)) // a clock shows 0 only before anything happens
 	return w
 }
 
@@ -181,6 +167,7 @@ const (
 	stayTwo
 	giveUp
 	refund
+	overrun
 	reset
 	idle
 	larger
@@ -192,7 +179,7 @@ const (
 var kindNames = [kinds]string{
 	"the statement arrives", "the reply comes", "the message comes", "the late statement arrives", "the timer fires", "visits", "time passes to a timer",
 	"time passes", "the statement is lost", "the reply is lost", "the statement is late, and given up", "the statement arrives, and will again", "a copy of the statement arrives first",
-	"the message is lost", "the message comes, and will again", "asks for 1", "asks for 2", "waits for 1", "waits for 2", "gives up", "refunds", "Reset", "goes idle",
+	"the message is lost", "the message comes, and will again", "asks for 1", "asks for 2", "waits for 1", "waits for 2", "gives up", "refunds", "uses one more", "Reset", "goes idle",
 	"has another number of tokens", "has another length", "the window ends",
 }
 
@@ -272,6 +259,7 @@ func (w *world) actions() (to []action) {
 			may(left.gives > 0, giveUp, i, j)
 		}
 		may(left.refunds > 0 && len(p.spent) > 0, refund, i, 0)
+		may(left.debts > 0 && len(p.keys) > 0, overrun, i, 0)
 		may(left.idles > 0 && slices.ContainsFunc(p.keys, func(k *Key) bool { return k.phase < leaving }), idle, i, 0)
 		may(left.limits > 0, larger, i, 0)
 		may(left.limits > 0, longer, i, 0)
@@ -345,22 +333,6 @@ func (w *world) pass(to int64) {
 	}
 }
 
-// name is what the judge calls a window.
-func (s *counted) name(w backend.Window) naive.Window {
-	if s.limit.Rolls {
-		return naive.Window{Generation: w.Gen}
-	}
-	return naive.Window{Begin: s.begins[w], End: w.End * 1000, Generation: w.Gen}
-}
-
-// over reports whether what was spent of n at a time counts no more.
-func (s *counted) over(n naive.Window, at, now int64) bool {
-	if s.log.Rolls > 0 {
-		return at+s.log.Rolls+s.log.Linger <= now
-	}
-	return n.End < now
-}
-
 // do lets a happen.
 func (w *world) do(a action) error {
 	i, n, left := int(a.who), int(a.n), &w.left[a.who]
@@ -419,6 +391,9 @@ func (w *world) do(a action) error {
 		if a.kind != loseMail {
 			for _, p := range w.procs {
 				if k := p.env.Find("k"); k != nil && !p.deaf && p.env.Client == m.Process {
+					if s := w.of(m.Counter); m.Kind == backend.Voided && m.Counter == k.Limit().Counter() {
+						s.heard[k] = m.Window.Gen + 1
+					}
 					k.Hear(m.Message)
 				}
 			}
@@ -463,6 +438,9 @@ func (w *world) do(a action) error {
 	case refund:
 		left.refunds--
 		w.refund(i)
+	case overrun:
+		left.debts--
+		w.overrun(i)
 	case reset:
 		w.left[0].resets--
 		w.reset(p.limit)
@@ -528,6 +506,11 @@ func (w *world) fail(n int) {
 	c := w.calls[n]
 	w.calls = slices.Delete(w.calls, n, n+1)
 	_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
+	for _, other := range w.procs[c.who].callers {
+		if other.k == c.f.k && !other.stay && !other.w.Done() && other.w.Seq() <= c.f.last {
+			w.errors = append(w.errors, errors.New("a caller waits on, though the call for it has failed"))
+		}
+	}
 	w.procs[c.who].env.Calls.End()
 }
 
@@ -590,43 +573,6 @@ func (w *world) ask(who int, n int64, stay bool) {
 	w.errors = append(w.errors, errors.New("a request starts over again and again"))
 }
 
-// answered judges an answer.
-func (w *world) answered(p *proc, k *Key, in *waiter, n int64, stay bool, v Verdict) {
-	var failure *backend.Error
-	switch {
-	case v.Err != nil && !errors.As(v.Err, &failure) && !(errors.Is(v.Err, ErrExceedsLimit) && n > k.Limit().Tokens):
-		w.errors = append(w.errors, v.Err)
-	case v.Err == nil && v.Answer.Allowed:
-		w.admitted(p, k, in, n, v.Answer)
-	case v.Err == nil && stay:
-		w.errors = append(w.errors, errors.New("a caller who stays is refused"))
-	case v.Err == nil && v.Answer.Source == Local:
-		w.refused(v.Answer.Of)
-	}
-}
-
-// refused judges a refusal from memory. Of a rolling limit it may last a little longer, so that processes do not all ask at once.
-func (w *world) refused(of backend.Window) {
-	if !w.limit.Rolls && of.End*1000 <= w.us() {
-		w.errors = append(w.errors, fmt.Errorf("refused from memory because of %v, which is over", of))
-	}
-}
-
-// admitted judges that n tokens are spent.
-func (w *world) admitted(p *proc, k *Key, in *waiter, n int64, a Answer) {
-	s := w.of(k.Limit().Counter())
-	who, name := slices.Index(w.procs[:], p), s.name(a.Of)
-	s.log.Grant(who, name, n)
-	if err := s.log.Spend(w.us(), who, name, n); err != nil {
-		w.errors = append(w.errors, err)
-	}
-	p.served++
-	p.spent = append(p.spent, spent{k, in, a, w.us()})
-	if w.left[who].refunds == 0 {
-		p.spent = nil
-	}
-}
-
 // refund refunds what was spent last. Tokens that have expired stay spent.
 func (w *world) refund(who int) {
 	p := w.procs[who]
@@ -650,6 +596,28 @@ func (w *world) refund(who int) {
 	}
 	if err != nil {
 		w.errors = append(w.errors, err)
+	}
+}
+
+// overrun is a token that a request uses above its charge: from the stock, or it is declared, or overdrawn if no window is open.
+func (w *world) overrun(who int) {
+	p := w.procs[who]
+	k := p.keys[0]
+	s, was, over := w.of(k.Limit().Counter()), k.Spent(), p.env.Counts.Overdrawn.Load()
+	name := naive.Window{}
+	if lease := k.Lease(); lease != nil {
+		name = s.name(lease.Window)
+	}
+	k.Overrun(1)
+	switch {
+	case k.Spent() > was:
+		s.log.Grant(who, name, 1)
+		if err := s.log.Spend(w.us(), who, name, 1); err != nil {
+			w.errors = append(w.errors, err)
+		}
+	case p.env.Counts.Overdrawn.Load() == over:
+		s.log.Declare(w.us(), who, name, 1)
+		s.stays = s.stays || k.Rolls()
 	}
 }
 
@@ -689,85 +657,6 @@ func (w *world) collect() error {
 // gone forgets keys that are forgotten.
 func (w *world) gone(p *proc) {
 	p.keys = slices.DeleteFunc(p.keys, func(k *Key) bool { return k.phase == retired })
-}
-
-// judge judges a state: no token is lost, and no caller stuck.
-func (w *world) judge() error {
-	waits := false
-	for i, p := range w.procs {
-		c := &p.env.Counts
-		spent, held := c.Spent.Load(), int64(0)
-		for _, k := range p.keys {
-			spent, held = spent+k.Spent(), held+k.Held()+k.Unconfirmed()
-		}
-		in, out := c.Taken.Load()+c.Refunded.Load(), spent+c.Returned.Load()+c.Expired.Load()+held
-		if in != out {
-			return fmt.Errorf("process %d: taken %d, refunded %d; spent %d, returned %d, expired %d, held %d", i, c.Taken.Load(), c.Refunded.Load(), spent, c.Returned.Load(), c.Expired.Load(), held)
-		}
-		waits = waits || len(p.callers) > 0
-	}
-	if waits {
-		if acts := w.actions(); len(acts) == 0 || !acts[0].kind.itself() {
-			return errors.New("a caller waits for nothing")
-		}
-	}
-	return nil
-}
-
-// end judges the end of a walk: all keys are forgotten, what is charged was spent, and the next window serves.
-func (w *world) end() error {
-	w.last = true
-	for i, p := range w.procs {
-		if len(p.keys) > 0 || p.env.Keeps() || p.shard.keys.Load() != 0 {
-			return fmt.Errorf("process %d keeps its key", i)
-		}
-	}
-	for _, s := range w.store {
-		if err := s.rest(w.us(), w.procs[0].expired+w.procs[1].expired); err != nil {
-			return err
-		}
-	}
-	w.pass(w.now + 8*int64(w.store[1].limit.Window))
-	for i, p := range w.procs {
-		before := p.served
-		w.ask(i, 1, false)
-		for steps := 0; len(p.callers) > 0 || steps == 0; steps++ {
-			if err := w.collect(); err != nil {
-				return err
-			}
-			acts := w.actions()
-			if len(p.callers) > 0 && (len(acts) == 0 || steps > mostSteps) {
-				return errors.New("a caller in the next window waits for nothing")
-			} else if len(p.callers) > 0 {
-				if err := w.do(acts[0]); err != nil {
-					return err
-				}
-			}
-		}
-		if p.served == before && w.limit.Tokens > 2 {
-			return errors.New("the next window refuses")
-		}
-	}
-	for _, p := range w.procs { // the bubble's timers
-		for _, k := range p.keys {
-			if k.use != nil && k.use.timer != nil {
-				k.use.timer.Stop()
-			}
-		}
-	}
-	return nil
-}
-
-// rest judges a counter when all have told the store all but that so many tokens have expired.
-func (s *counted) rest(now, expired int64) error {
-	l := s.limit
-	l.Tokens = s.log.Limit
-	state := s.counter.Check(l, now)
-	least, most := s.log.Free(now, s.name(state.Window))
-	if state.Remaining < least-expired && !s.stays || state.Remaining > most {
-		return fmt.Errorf("at rest %d tokens of %v are free, not %d to %d: %+v", state.Remaining, state.Window, least, most, s.log.List)
-	}
-	return nil
 }
 
 // text says what a is.
