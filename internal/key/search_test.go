@@ -57,14 +57,15 @@ func TestSearch(t *testing.T) {
 			"messages":   small(4, rolls, pairs, budget{asks: 4, stays: true, gives: 1, refunds: 1, mail: 2, times: 4}),
 			"resets":     small(3, rolls, pairs, budget{asks: 3, stays: true, lost: 1, mail: 1, times: 3, resets: 2}),
 			"leaves":     small(3, rolls, pairs, budget{asks: 3, refunds: 1, lost: 1, late: 1, times: 3, idles: 2, limits: 2}),
-			"everything": small(2, rolls, pairs, budget{asks: 4, stays: true, gives: 2, refunds: 2, debts: 1, lost: 2, late: 2, mail: 2, times: 6, resets: 1, idles: 1, limits: 2}),
+			"everything": small(2, rolls, pairs, budget{asks: 4, stays: true, gives: 2, refunds: 2, debts: 1, lost: 2, late: 2, mail: 2, times: 6, resets: 1, idles: 1, limits: 2, outages: 1}),
+			"outages":    small(3, rolls, pairs, budget{asks: 3, stays: true, gives: 1, refunds: 1, lost: 1, times: 4, idles: 1, outages: 2}),
 			"direct":     direct,
 			"deaf":       deaf,
 		} {
 			t.Run(fmt.Sprintf("%s rolls=%v", name, rolls), func(t *testing.T) {
 				most := *searchStates
 				if most == 0 {
-					if most = 6500; invariant.Enabled {
+					if most = 6000; invariant.Enabled {
 						most = 500
 					}
 				}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/ledger"
@@ -37,8 +39,8 @@ const (
 
 // budget is how often something may still happen. asks are of each process.
 type budget struct {
-	asks, gives, refunds, debts, lost, late, mail, times, resets, idles, limits int8
-	stays                                                                       bool // callers may stay until they are served
+	asks, gives, refunds, debts, lost, late, mail, times, resets, idles, limits, outages int8
+	stays                                                                                bool // callers may stay until they are served
 }
 
 // world is two processes, a store, and the network between them.
@@ -151,6 +153,7 @@ const (
 	deliver
 	arriveLate
 	tick
+	reopen
 	visit
 	wake
 	pass
@@ -172,15 +175,16 @@ const (
 	idle
 	larger
 	longer
+	outage
 	jump
 	kinds
 )
 
 var kindNames = [kinds]string{
-	"the statement arrives", "the reply comes", "the message comes", "the late statement arrives", "the timer fires", "visits", "time passes to a timer",
+	"the statement arrives", "the reply comes", "the message comes", "the late statement arrives", "the timer fires", "the circuit closes", "visits", "time passes to a timer",
 	"time passes", "the statement is lost", "the reply is lost", "the statement is late, and given up", "the statement arrives, and will again", "a copy of the statement arrives first",
 	"the message is lost", "the message comes, and will again", "asks for 1", "asks for 2", "waits for 1", "waits for 2", "gives up", "refunds", "uses one more", "Reset", "goes idle",
-	"has another number of tokens", "has another length", "the window ends",
+	"has another number of tokens", "has another length", "the circuit opens", "the window ends",
 }
 
 // itself reports whether it happens by itself sooner or later.
@@ -199,7 +203,7 @@ func (w *world) actions() (to []action) {
 			to = append(to, action{k, int8(who), int8(n)})
 		}
 	}
-	waits, active, kept, next := false, -1, -1, w.timer()
+	waits, active, kept, open, next := false, -1, -1, -1, w.timer()
 	for i, c := range w.calls {
 		may(!c.ran, arrive, c.who, i)
 		may(c.ran, hear, c.who, i)
@@ -215,6 +219,9 @@ func (w *world) actions() (to []action) {
 		if len(p.keys) > 0 {
 			kept = i
 		}
+		if p.shard.Open() {
+			open = i
+		}
 		for j, k := range p.keys {
 			may(k.use != nil && k.use.due != 0 && w.now >= k.use.due, tick, i, j)
 			if k.phase < leaving && active < 0 {
@@ -224,6 +231,8 @@ func (w *world) actions() (to []action) {
 	}
 	if len(to) == 0 {
 		switch {
+		case open >= 0:
+			may(true, reopen, open, 0)
 		case waits:
 			may(next != 0, wake, 0, 0)
 		case active >= 0:
@@ -263,6 +272,7 @@ func (w *world) actions() (to []action) {
 		may(left.idles > 0 && slices.ContainsFunc(p.keys, func(k *Key) bool { return k.phase < leaving }), idle, i, 0)
 		may(left.limits > 0, larger, i, 0)
 		may(left.limits > 0, longer, i, 0)
+		may(left.outages > 0 && !p.shard.Open(), outage, i, 0)
 	}
 	may(w.left[0].resets > 0, reset, 0, 0)
 	if w.left[0].times > 0 {
@@ -362,6 +372,7 @@ func (w *world) do(a action) error {
 	case hear:
 		c := w.calls[n]
 		w.calls = slices.Delete(w.calls, n, n+1)
+		w.answers(p)
 		_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now, Duration: time.Duration(w.now - c.sent)}, c.reply, nil)
 		p.env.Calls.End()
 	case loseStatement, loseReply:
@@ -400,6 +411,13 @@ func (w *world) do(a action) error {
 		}
 	case tick:
 		p.keys[n].tick()
+	case reopen:
+		w.answers(p)
+	case outage:
+		left.outages--
+		for !p.shard.Open() {
+			p.shard.Record(w.now, w.now, breaker.Failed, errLost)
+		}
 	case visit, idle:
 		if a.kind == idle {
 			left.idles--
@@ -456,6 +474,15 @@ func (w *world) do(a action) error {
 		w.relimit(p)
 	}
 	return w.collect()
+}
+
+// answers ends an outage, if there is one.
+func (w *world) answers(p *proc) {
+	if p.shard.Open() {
+		p.shard.Record(w.now, w.now, breaker.Answered, nil)
+		p.shard.Resume()
+		synctest.Wait()
+	}
 }
 
 func (w *world) visit(p *proc) {
