@@ -85,6 +85,7 @@ func TestWaited(t *testing.T) {
 	}{
 		{5, 0, 0, 0, false, false},
 		{4, 5, 9, 1, false, false},
+		{9, 0, 9, 1, false, false},
 		{5, 5, 9, 1, true, false},
 		{9, 5, 9, 1, true, true},
 		{9, 5, 9, 0, true, false},

@@ -249,9 +249,6 @@ func (a *Buckets) Unpaid() int64 { return a.sum(func(b bucket) int64 { return b.
 // Unconfirmed is how many tokens that went back the store has not confirmed.
 func (a *Buckets) Unconfirmed() int64 { return a.sum(func(b bucket) int64 { return b.back }) }
 
-// Outstanding reports whether debt or returned tokens await the store's confirmation.
-func (a *Buckets) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
-
 // InUse is how many granted tokens that still count are spent.
 func (a *Buckets) InUse(held int64) int64 {
 	a.note(held)

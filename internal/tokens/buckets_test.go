@@ -39,8 +39,8 @@ func changes(a *Buckets) (q backend.Statement) {
 func TestWhatIsUnspentGoesBackToItsBucket(t *testing.T) {
 	a := begun(backend.Change{Bucket: 100, Tokens: 5}, backend.Change{Bucket: 102, Tokens: 7})
 	require.Equal(t, []int64{100, 102}, []int64{a.First(), a.Last()})
-	require.Zero(t, a.Expire(10, 2*sec))
-	require.Equal(t, int64(3), a.Expire(10, 3*sec), "2 of the first bucket were spent")
+	require.Zero(t, a.Expire(10, a.Deadline(100)-1))
+	require.Equal(t, int64(3), a.Expire(10, a.Deadline(100)), "2 of the first bucket were spent")
 	require.Equal(t, int64(102), a.First())
 	q := changes(a)
 	require.Equal(t, []backend.Change{{Bucket: 100, Tokens: -3}}, q.Changes)
@@ -87,6 +87,46 @@ func TestARefundOfWhatCountsNoMore(t *testing.T) {
 	stock, back = a.Refund(1, 101, 0, 0)
 	require.Equal(t, []int64{0, 1}, []int64{stock, back})
 	require.Equal(t, int64(3), a.InUse(0))
+}
+
+// TestARefundOfTwoBuckets: what fits into one bucket is not taken from the next one, too.
+func TestARefundOfTwoBuckets(t *testing.T) {
+	a := begun(backend.Change{Bucket: 100, Tokens: 1}, backend.Change{Bucket: 101, Tokens: 3})
+	stock, back := a.Refund(2, 100, 100, 0)
+	require.Equal(t, []int64{2, 0, 2}, []int64{stock, back, a.InUse(2)})
+}
+
+// TestABucketCountsNoMore: bucket 100 ends at 303 s, and counts until 363 s. Then nothing of it is held, debt or on its way.
+func TestABucketCountsNoMore(t *testing.T) {
+	for _, row := range []struct {
+		at, held int64
+		moved    Moved
+		has      []int64 // in use, back, debt, in all
+	}{
+		{362, 11, Moved{Taken: 5}, []int64{2, 1, 1, 15}},
+		{363, 9, Moved{Taken: 5, Expired: 3, Overdrawn: 1, Settled: 2}, []int64{0, 0, 0, 12}},
+	} {
+		a := begun(backend.Change{Bucket: 100, Tokens: 5}, backend.Change{Bucket: 101, Tokens: 4})
+		q := changes(a)
+		q.Limit = aMinute
+		a.Refund(1, 100, 0, 6) // 3 of 100 are spent
+		a.Declare(1, 100)
+		r := backend.Reply{Now: row.at * 1_000_000, Grants: []backend.Change{{Bucket: 110, Tokens: 5}}}
+		require.Equal(t, row.moved, a.Apply(&q, &r, 6, 62*sec, 62*sec), "at %d s", row.at)
+		require.Equal(t, row.has, []int64{a.InUse(row.held), a.Unconfirmed(), a.Unpaid(), a.Balance()}, "at %d s", row.at)
+	}
+}
+
+// TestOverdrawnInBuckets: of debt that is charged, what was above the limit then, once.
+func TestOverdrawnInBuckets(t *testing.T) {
+	a := begun()
+	a.Declare(5, 100)
+	q := changes(a)
+	q.Limit = aMinute
+	r := backend.Reply{Now: 301_000_000, State: backend.State{}, Used: aMinute.Tokens + 2 + 4, Grant: 4, Grants: []backend.Change{{Bucket: 100, Tokens: 4}}}
+	require.Equal(t, Moved{Taken: 9, Overdrawn: 2}, a.Apply(&q, &r, 0, sec, sec))
+	require.Zero(t, a.Unpaid())
+	require.Zero(t, answered(a, 4, 2, 302), "once")
 }
 
 func TestAResetEndsWhatIsHeld(t *testing.T) {

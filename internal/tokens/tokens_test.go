@@ -145,7 +145,7 @@ func TestInAWindow(t *testing.T) {
 		{"of another window", refund(charge(second, 0), 3, true, sec), "0 0 0 false", "6 in stock, 4 in use, "},
 		{"of the window before, if the store has carried it over", after(carry, refund(mine, 3, true, 6*sec)), "3 0 0 true", "14 reserved, 1 in use, "},
 		{"but of no other one", after(carry, refund(charge(backend.Window{End: 3}, 0), 3, true, 6*sec)), "0 0 0 false", "11 reserved, 4 in use, "},
-		{"or of none", refund(Charge{}, 3, true, sec), "0 0 0 false", "6 in stock, 4 in use, "},
+		{"or of none", after(func(x *Tokens) { x.Return(0); x.Return(1) }, refund(Charge{}, 3, true, sec)), "0 0 0 false", "5 in stock, 4 in use, 1 back, "},
 
 		{"the window is not surely over", expire(61*sec, false), "0 0 false", "6 in stock, 4 in use, "},
 		{"it is", expire(62*sec, false), "6 0 false", "4 in use, "},
@@ -194,6 +194,13 @@ func TestInBuckets(t *testing.T) {
 
 		{"a grant", apply(inRing(backend.Change{Bucket: 105, Tokens: 3})), Moved{Taken: 3}, "11 reserved, 4 in use, 100 bucket, "},
 		{"of a later bucket, when all is spent", after(spent, apply(inRing(backend.Change{Bucket: 105, Tokens: 3}))), Moved{Taken: 3}, "3 reserved, 12 in use, 105 bucket, "},
+		{"a refund of an earlier bucket than that of the lease", after(func(x *Tokens) { x.Overrun(1, sec); says(x, 1, inRing()); x.Publish(0) }, refund(mine, 3, true, 2*sec)), "3 0 0 true", "10 reserved, 2 in use, 100 bucket, "},
+		{"a Reset, and a grant of the same bucket", func(x *Tokens) any {
+			r := inRing(backend.Change{Bucket: 100, Tokens: 2})
+			r.Window = eighth
+			says(x, 1, r)
+			return x.Lease().Window
+		}, eighth, "2 reserved, 100 bucket, "},
 		{"a Reset", apply(reset), Moved{Expired: 8, Settled: 4}, ""},
 		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 8, Settled: 4}, ""},
 	})
@@ -212,9 +219,12 @@ func TestTurn(t *testing.T) {
 	assert.Equal(t, []int64{50, x.buckets.Deadline(102), was.LatestEnd()}, []int64{is.Remaining(), is.Deadline(), is.LatestEnd()})
 	assert.True(t, is.ClaimReorder(5) && !is.Freed(20*sec) && is.Freed(20*sec+20*sec/drift))
 
-	x.Publish(0)
+	until, last := x.Last()
+	assert.Equal(t, []int64{is.Deadline(), 102}, []int64{until, last})
+	x.Publish(100 * sec)
 	says(x, 4, inRing())
 	assert.Same(t, is, x.Lease(), "of the same bucket")
+	assert.False(t, is.Denies(99, 5*sec), "there may be more")
 	is.Doubt(6 * sec)
 	says(x, 5, inRing())
 	assert.True(t, x.Lease().Doubted(), "the statement was made before")
@@ -230,9 +240,10 @@ func TestStated(t *testing.T) {
 		alive, late, later int64 // the last instants at which the lease is alive, and at which what is held counts; and one after that
 		window             backend.Window
 		longest            time.Duration
+		taken              int64
 	}{
-		{"of a window", inWindow(), 59 * sec, 59 * sec, 60 * sec, first, time.Minute},
-		{"of buckets", rolling(), 2 * sec, 94 * sec, 95 * sec, seventh, 93 * time.Second},
+		{"of a window", inWindow(), 59 * sec, 59 * sec, 60 * sec, first, time.Minute, 10},
+		{"of buckets", rolling(), 2 * sec, 94 * sec, 95 * sec, seventh, 93 * time.Second, 12},
 	} {
 		q, late := backend.Statement{}, backend.Statement{}
 		row.x.Return(2)
@@ -247,6 +258,8 @@ func TestStated(t *testing.T) {
 		assert.EqualValues(t, -2, change, row.name)
 		assert.Equal(t, []bool{true, false}, []bool{row.x.Keeps(row.late), row.x.Keeps(row.later)}, row.name)
 		assert.True(t, row.x.Charged() && row.x.Outstanding(), row.name)
+		row.x.Refund(Charge{Window: row.window, Bucket: 100}, 3, true, sec)
+		assert.Equal(t, []int64{4, row.taken + 3}, []int64{row.x.Spent(), row.x.Balance()}, "%s: what is refunded was spent", row.name)
 		l := limit
 		l.Rolls = row.x.Rolls()
 		assert.Equal(t, row.longest, Longest(l), row.name)
@@ -259,6 +272,11 @@ func TestStated(t *testing.T) {
 	assert.False(t, x.Charged() || x.Outstanding() || x.Keeps(0))
 	_, ok := x.Refund(charge(first, 0), 1, true, 0)
 	assert.False(t, ok)
+	x.Init(aMinute, 4)
+	assert.False(t, x.Charged())
+	x = inWindow()
+	x.Overrun(9, sec)
+	assert.True(t, x.Outstanding())
 }
 
 // TestLateReply: a window and more after a Reset, about which the reply before was in doubt, a statement of a rolling limit is answered that
