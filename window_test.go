@@ -1551,7 +1551,7 @@ func TestRollingSilent(t *testing.T) {
 // TestRollingSlowReplies: a process so far from the store that all replies come after their buckets gets an outage's error, and the
 // tokens go back.
 func TestRollingSlowReplies(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+	inBubbles(t, "", map[string]reservoir.Option{"direct": reservoir.WithDirect(), "adaptive": reservoir.WithBatch(1, 0)}, func(t *testing.T, _ string, opt reservoir.Option) {
 		net, limit := testnet.Far(810*time.Millisecond), reservoir.PerSecond(20).Rolling()
 		l := open(t, net, limit, reservoir.WithFetchTimeout(3*time.Second), opt)
 		_, err := l.Allow(bg, "k")

@@ -232,6 +232,7 @@ else
     if fasked + 0 ~= present then
       fasked, asked = format('%d', present), format('%d', min(asked + weight, most))
     end
+    if need == 0 then rest = max(rest - promised, 0) end  -- what was promised is not for those who need nothing yet
     local from, begin, have = now, soonest, widle
     if after >= present then
       begin = max(begin, min(after + 1, present + 10))
@@ -286,7 +287,7 @@ end
 -- idle: whether to call idle tokens back, and when tokens come.
 
 local grant, ms, held = reply[7], (now - now % 1000) / 1000, 0          -- idle in this client, until it states again
-local others, kind, sample, crowd, again, recalls, sent, mute = 0, 0, 256, 32, false, 1, 0, 0
+local others, kind, sample, crowd, again, recalls, sent, mute, waits = 0, 0, 256, 32, false, 1, 0, 0, 0
 if limiter ~= '' then
   if how % 4 < 2 and not leaving then
     if grant > need then held = grant - need end
@@ -298,11 +299,14 @@ if limiter ~= '' then
   if gave and promised > 0 and ring.used < limit then   -- those who were told to wait may come now
     kind, promised, rest, sample = 3, 0, limit - ring.used, 64
     crowd = rest > 32 and 32 or rest > 4 and rest or 4
-  elseif need > grant and others > 0 then              -- in vain, mostly, while tokens are short: so less and less often
+  elseif need > grant then
     local bucket = floor(length / 20)
-    if ms - told > 2 * bucket then calls = 0 end
-    told = ms
-    if calls == 0 or ms - at >= floor(bucket / 4) * 2 ^ min(calls - 1, 5) then kind, out, recalls = 1, 0, calls + 1 end
+    if out > 0 and ms - at < bucket then waits = out end  -- those who were called may still answer
+    if others > 0 then                                 -- in vain, mostly, while tokens are short: so less and less often
+      if ms - told > 2 * bucket then calls = 0 end
+      told = ms
+      if calls == 0 or ms - at >= floor(bucket / 4) * 2 ^ min(calls - 1, 5) then kind, out, recalls = 1, 0, calls + 1 end
+    end
   end
 end
 
@@ -337,7 +341,7 @@ if ring.bad then return redis.error_reply('BADSTATE the ring has counts that are
 
 -- write: the head and the account.
 
-if lacks and kind == 0 and frees > 0 then promised = min(promised + promise, limit) end  -- else it asks again before that
+if lacks and kind + waits == 0 and frees > 0 then promised = min(promised + promise, limit) end  -- else it asks again before that
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time
   local some, gone = call('HRANDFIELD', KEYS[1], 4, 'WITHVALUES'), { }
   for i = 1, #some, 2 do
@@ -424,5 +428,5 @@ end
 
 reply[1], reply[2], reply[3], reply[4], reply[5], reply[6], reply[12] = mute, raw, stop, gen, used, off, frees
 if limiter ~= '' then reply[8] = clients end
-if limiter ~= '' and mute == 0 then reply[10], reply[11] = idle - held, kind == 1 and out or 0 end
+if limiter ~= '' and mute == 0 then reply[10], reply[11] = idle - held, kind == 1 and out or waits end
 return reply

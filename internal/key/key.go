@@ -277,8 +277,13 @@ func (k *machine) publish() {
 	until := u.denial.Until()
 	if k.phase >= leaving { // the next caller must come by the lock
 		until = 0
-	} else if until != 0 && k.env.ByKey { // so must one now and then, to ask whether the limit was raised
-		until = min(until, u.denial.Recheck())
+	} else if until != 0 {
+		if k.env.ByKey { // so must one now and then, to ask whether the limit was raised
+			until = min(until, u.denial.Recheck())
+		}
+		if k.Rolls() { // or a probe would put off what a refusal has said
+			until = min(until, k.Lease().Frees())
+		}
 	}
 	k.Publish(until)
 }

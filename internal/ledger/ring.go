@@ -232,6 +232,9 @@ func (s *step) grantBuckets() {
 	}
 	r, limit := s.ring, s.Limit.Tokens
 	present, free := r.low+backend.Buckets, max(limit-s.count, 0)
+	if s.Need == 0 { // what was promised is not for those who need nothing yet
+		free = max(free-r.promised, 0)
+	}
 	weight := max(s.Pace, s.Need, 1)
 	if s.own.asked != present {
 		s.own.asked = present
@@ -294,7 +297,12 @@ func (s *step) callIdle() []Message {
 	case s.gave && s.ring.promised > 0 && s.count < s.Limit.Tokens:
 		s.ring.promised, s.calling = 0, true // they come now
 		return s.to(s.refused(), backend.Again)
-	case s.Need <= s.reply.Grant || idle == 0:
+	case s.Need <= s.reply.Grant:
+		return nil
+	case s.waits():
+		s.reply.Called, s.calling = h.out, true
+	}
+	if idle == 0 {
 		return nil
 	}
 	if ms-h.told > 2*bucket {

@@ -86,7 +86,8 @@ func (l *Lease) Free(after time.Duration, now int64) {
 	l.reset.Store(now + int64(after) + int64(after)/drift)
 }
 
-// Freed reports whether the time that Free has recorded has come.
+// Frees is the time that Free has recorded, and Freed reports whether it has come.
+func (l *Lease) Frees() int64         { return l.reset.Load() }
 func (l *Lease) Freed(now int64) bool { return now >= l.reset.Load() }
 
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that

@@ -1,6 +1,6 @@
 -- write: the head and the account.
 
-if lacks and kind == 0 and frees > 0 then promised = min(promised + promise, limit) end  -- else it asks again before that
+if lacks and kind + waits == 0 and frees > 0 then promised = min(promised + promise, limit) end  -- else it asks again before that
 if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have nothing in the ring go, some at a time
   local some, gone = call('HRANDFIELD', KEYS[1], 4, 'WITHVALUES'), { }
   for i = 1, #some, 2 do

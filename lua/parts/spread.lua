@@ -18,6 +18,7 @@ else
     if fasked + 0 ~= present then
       fasked, asked = format('%d', present), format('%d', min(asked + weight, most))
     end
+    if need == 0 then rest = max(rest - promised, 0) end  -- what was promised is not for those who need nothing yet
     local from, begin, have = now, soonest, widle
     if after >= present then
       begin = max(begin, min(after + 1, present + 10))
