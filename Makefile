@@ -14,7 +14,7 @@ T        := 10m
 SIZE     := full
 STATES   := 200000000
 SCOPE    := -clients=3 -tokens=3 -sends=3
-M        := internal/account
+M        := internal/tokens
 
 # SERVER=DIR is the directory of another redis-server, of another version for example.
 SERVER ?=
@@ -112,7 +112,7 @@ search: ## Look at every order of calls and faults in a small scope, for T=10m a
 # M is a directory of one package. The timeout is generous, because a mutant that loops must
 # end and a busy machine must not kill one.
 .PHONY: mutants
-mutants: ## Change one part in one place at a time, and list the changes that no test notices. M=internal/account.
+mutants: ## Change one part in one place at a time, and list the changes that no test notices. M=internal/tokens.
 	go run $(GREMLINS) unleash --workers=2 --timeout-coefficient=20 ./$(M)
 
 .PHONY: lint

@@ -48,7 +48,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Renew:
 		until, _ := k.Last()
-		surplus = max(k.free()-u.demand.Keeps(*k.Limit(), time.Duration(until-now), now, k.Spent()), 0)
+		surplus = max(k.free()-u.demand.Keeps(*k.Limit(), time.Duration(until-now), now, k.demanded()), 0)
 	case next.Probe:
 		counts.Probes.Add(1)
 	case next.Prefetch:
@@ -87,7 +87,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	}
 	q.Waited, q.GaveUp = u.denial.Waited(now, k.env.patience(l))
 	if k.State(&q, now); k.Rolls() {
-		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.Spent())
+		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.demanded())
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Renew {
 			_, q.After = k.Last()
@@ -253,7 +253,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Rolls()
 	u, was, spent, l := k.use, k.Lease(), k.Spent(), *k.Limit()
 	k.replyLost = false
-	u.backoff, u.pause, u.rejected, u.void, u.replied = 0, 0, false, false, now
+	u.backoff, u.pause, u.rejected, u.void = 0, 0, false, false
 
 	// May callers that it does not serve get what others give back?
 	hand := r.Grant
@@ -336,8 +336,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 			w.Free(frees, now)
 		}
 	}
+	u.trip = now - c.Sent
 	u.denial.Open()
-	none := r.Remaining == 0 && !(rolls && r.Idle > 0) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
+	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks())) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
 		k.deny(now)
 	} else {
@@ -354,11 +355,11 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	case u.demand != nil:
 		u.spread = int64(chance.Part(bucket(l.Window) / renewPart))
 		if u.hold = 0; frees > 0 {
-			u.hold = now + int64(frees)
+			u.hold = c.Sent + int64(frees)
 		} else if f.asks() && r.Grant == 0 { // nothing is to be had ahead of time
 			u.hold = now + int64(bucket(l.Window)/holdPart)
 		}
-		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.Spent()) >= worthTwo
+		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
 	}
 	if orders {
 		if reorder = u.demand.ReorderAt(&t); u.demand == nil && reorder >= 0 {

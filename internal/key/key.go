@@ -30,7 +30,7 @@ type Key struct {
 	mu sync.Mutex
 }
 
-// machine is the state of a key, and all that changes it. It has no lock, clock or goroutine of its own: each event is a step, with
+// machine is the state of a key, and all that changes it. It has no lock and starts no goroutine: each event is a step, with
 // the time at which it happens. A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
 type machine struct {
 	// The hot path reads these, without the lock.
@@ -40,7 +40,7 @@ type machine struct {
 	node          *node // never changes; has the name, and the Key
 	tokens.Tokens       // Lease; the lock guards the rest
 
-	// The key's lock guards all that follows. Nothing but step and the events that it calls writes it.
+	// The key's lock guards all that follows. Nothing writes it but step, with the events that it calls, and a key's end (Retire, LastFetch).
 	shard     *Shard     // on which the key was when it last looked
 	use       *use       // nil outside a step unless the key is in use
 	first     int64      // time of the first fetch; 0 = none yet
@@ -78,12 +78,12 @@ type use struct {
 	unserved int    // fetches in a row that served nobody
 	joined   int64  // callers who have come since the last order
 
-	timer   *time.Timer
-	due     int64 // when timer fires
-	replied int64 // when the store answered last
-	spread  int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
-	charge  int64 // when to state debt at the latest; 0 = at once
-	hold    int64 // until when a rolling limit orders nothing ahead, because it would get nothing
+	timer  *time.Timer
+	due    int64 // when timer fires
+	spread int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
+	trip   int64 // how long the last call took
+	charge int64 // when to state debt at the latest; 0 = at once
+	hold   int64 // until when a rolling limit orders nothing ahead, because it would get nothing
 
 	backoff  int64          // after a failed fetch, the earliest time of the next
 	pause    time.Duration  // of the last back-off; it doubles
@@ -172,7 +172,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Expire. Not after the change, which must not spend what is over.
 	moved, turned := k.Expire(now, u.fetch != nil)
 	k.env.Counts.Move(moved)
-	if u.denial.Until() != 0 && k.Rolls() && k.Lease().Freed(now) { // some tokens count no more
+	if u.denial.Until() != 0 && k.Rolls() && k.Lease().Freed(now+u.trip+tokens.Rounding) { // some tokens count no more
 		u.denial.Open()
 		k.Lease().AddRemaining(1)
 		turned = true
@@ -263,7 +263,16 @@ func spread(window time.Duration) int64 {
 
 // observe brings the estimate of the demand up to date.
 func (k *machine) observe(now int64) {
-	k.keep().demand.Observe(k.Limit().Window, now, k.Spent(), int64(k.largest.Swap(0)))
+	k.keep().demand.Observe(k.Limit().Window, now, k.demanded(), int64(k.largest.Swap(0)))
+}
+
+// demanded is by what the demand is estimated: the tokens spent. Of a rolling limit those that were refused count, too, because callers
+// are refused for a part of each bucket.
+func (k *machine) demanded() int64 {
+	if k.Rolls() {
+		return k.Spent() + k.refusals.Load()
+	}
+	return k.Spent()
 }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
@@ -377,7 +386,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		f.Used = u.demand.UsedIn(k.Spent(), k.refusals.Load())
 	} else {
 		f.Low = f.Low && now >= u.hold
-		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.Spent()) >= worthTwo {
+		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.demanded()) >= worthTwo {
 			f.Renew = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
 		}
 	}
@@ -403,7 +412,7 @@ func (k *machine) outlasts(now int64) (n, at int64) {
 	if !k.Rolls() {
 		lasts = u.demand.Lasts(t.Limit.Window, t.Passed, t.Open)
 	}
-	soon := u.demand.Soon(t.Limit.Window, max(min(lasts, t.Left), pause), now, k.Spent())
+	soon := u.demand.Soon(t.Limit.Window, max(min(lasts, t.Left), pause), now, k.demanded())
 	if n = min(k.free()-int64(soon), stock); n <= stock/2 {
 		n = 0
 	}
@@ -462,13 +471,13 @@ func (k *machine) serve(now int64, fresh bool) {
 // no more.
 func (k *machine) deny(now int64) {
 	u, w, window := k.keep(), k.Lease(), k.Limit().Window
-	if !u.demand.IsExhausted() {
+	if !u.demand.IsExhausted() && !k.Rolls() {
 		k.observe(now)
 		u.demand.Exhausted(now)
 	}
 	ends, turn := w.LatestEnd(), window/denial.Times
 	if k.Rolls() {
-		ends, turn = now+int64(w.RetryAfter(now)), window/rareTimes
+		ends, turn = now+int64(w.RetryAfter(now))-u.trip-tokens.Rounding, window/rareTimes
 	}
 	u.denial.Deny(now, ends, turn*time.Duration(max(k.clients, 1)), window)
 }

@@ -201,6 +201,9 @@ func (l *Lease) Publish(n, denied int64) {
 	l.deny(denied)
 }
 
+// Rounding is how much later than it was told a lease lets callers be refused, at most.
+const Rounding = 2 << 10
+
 // deny stores until, if it is positive, rounded up by at most two microseconds. The last
 // bits are a counter, so that each call stores another instant; see Denies. While nobody
 // is denied, the last instant is kept as a negative number.
