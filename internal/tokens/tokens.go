@@ -191,11 +191,11 @@ func (t *Tokens) turn(window backend.Window, sent, now int64) (expired bool) {
 		held := t.drain() // or callers could spend them meanwhile
 		t.reserved = held - b.Expire(held, now)
 	}
-	latest, bucket := now+int64(Longest(b.limit)), b.First() // the statement may have taken until now to arrive
+	bucket, longest := b.First(), int64(Longest(b.limit))
+	latest, deadline := now+longest, sent+longest // nobody knows when the statement arrived in between
 	if sent < 0 {
-		latest = from.latest
+		latest, deadline = from.latest, from.latest
 	}
-	deadline := latest
 	if bucket != 0 {
 		deadline = b.Deadline(bucket)
 	}
