@@ -20,12 +20,13 @@ import (
 	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
-// This file looks at all that can happen to the whole key in a small scope: two processes with a key each share a counter, and callers,
+// This file looks at what can happen to the whole key in a small scope: two processes with a key each share a counter, and callers,
 // statements, replies, messages, timers and the time come in every order. What happens is an action, a value, and nothing happens
-// otherwise: no goroutine calls the store, and the clock stands still. world_test.go has the world.
+// otherwise: no goroutine calls the store, and the clock stands still. world_test.go has the world, and judge_test.go the judges.
 //
-// A walk begins with the world's beginning. In a state that it has not seen, it lets the world come to rest: all is delivered, and
-// time passes as far as timers go. So each state is seen to lead to rest. In a state that was seen, it does what was not done there.
+// A walk begins with the world's beginning. For some steps it does what was not done in a state, if there is such an action. Then,
+// in each state that is new, it lets the world come to rest: all is delivered, and time passes as far as timers go. From
+// the new states on the way before that it does the same in walks of their own. So each state is seen to lead to rest.
 
 var (
 	searchStates = flag.Int("search", 0, "how many `states` of each scope TestSearch looks at; 0 = a few")
