@@ -217,7 +217,7 @@ func (c *crowd) client(who, each int, rnd *randv2.Rand) {
 			c.saw("overrun", true)
 		}
 		want := rnd.Int64N(c.limit.Tokens/[]int64{1, 4, 4}[rnd.IntN(3)] + 2)
-		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), want, now)}
+		q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint("p", who), want, now)}
 		q.sync.Need, q.sync.Exact, q.sync.Deaf = rnd.Int64N(want+1), rnd.IntN(3) == 0, false
 		if r := c.send(q, c.fate(rnd)); !r.unknown {
 			c.apply(who, key, h, q, r.sync)
@@ -244,7 +244,7 @@ func (c *crowd) apply(who int, key string, h *holder, q request, r backend.Reply
 // settle makes h's last statement, on a good network. Then nothing is outstanding.
 func (c *crowd) settle(who int, key string, h *holder) {
 	now := base + c.clock.Load()
-	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint(who), 0, now)}
+	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint("p", who), 0, now)}
 	q.sync.Exact, q.sync.Deaf = false, false
 	c.apply(who, key, h, q, c.send(q, "").sync)
 	c.that(!h.Account.Outstanding(), "%+v is outstanding", h)
@@ -367,6 +367,7 @@ func (c *crowd) send(q request, fate string) reply {
 	c.note(q, r, false)
 	if fate != "lost request" {
 		got, err := c.do(q)
+		c.that(err == nil, "%s: %v", q.op, err)
 		if err == nil && fate == "" {
 			r = got
 		}
