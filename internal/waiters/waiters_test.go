@@ -114,6 +114,21 @@ func TestMiss(t *testing.T) {
 	}
 }
 
+// TestMissLater: who was in time is told when the windows to come are known to be later, or longer.
+func TestMissLater(t *testing.T) {
+	for _, last := range []Windows{{120, 10, 4}, {100, 30, 4}} {
+		var l line
+		l.push(1, true)
+		l.push(4, true).Deadline = 120 // in the second window
+		for _, to := range []Windows{{90, 20, 4}, {100, 10, 4}} {
+			l.serveBefore(to, 0, 0)
+			assert.Equal(t, []string{"parked", "parked"}, l.said())
+		}
+		l.serveBefore(last, 0, 0)
+		assert.Equal(t, []string{"parked", "miss"}, l.said(), "%+v", last)
+	}
+}
+
 // TestHugeTokens: a waiter counts for 1<<40 tokens at most, unless it is the first, and no more when it has gone.
 func TestHugeTokens(t *testing.T) {
 	const huge, most = 1<<53 - 1, 1 << 40
@@ -123,13 +138,16 @@ func TestHugeTokens(t *testing.T) {
 		l.push(huge, false)
 	}
 	l.push(7, false)
+	assert.Zero(t, l.Waits())
 	assert.EqualValues(t, huge+5*most+7, l.Tokens())
 	assert.EqualValues(t, huge-1, l.Lacks(1))
 	assert.EqualValues(t, 3, l.serve(3, huge-4), "the three that stay are parked")
 	assert.Equal(t, []string{"parked", "refuse", "parked", "refuse", "parked", "refuse", "waits"}, l.said())
 	assert.EqualValues(t, 7, l.Tokens())
+	assert.EqualValues(t, huge, l.Waits())
 	l.serve(huge, math.MaxInt64)
 	assert.EqualValues(t, huge+most+7, l.Tokens())
+	assert.EqualValues(t, huge-1, l.Lacks(1), "they are active again")
 }
 
 // TestCostOfAnEvent: an event visits the head of the line, newcomers and those that leave,
