@@ -23,8 +23,8 @@ type counted struct {
 	heard  map[*Key]int64           // the first generation that a key may still spend, as far as it has heard
 
 	// Something may stay charged until the window ends, because the key that could give it back is gone: a key has come before an earlier
-	// one of its process had left, or a statement has arrived after its key had left, and before the store knew of any. Debt of a rolling
-	// limit counts from the latest time that the store's clock can show, as far as its process knows.
+	// one of its process had left, or a statement has arrived a window after it was given up, or after its key had left and before the
+	// store knew of any. Debt of a rolling limit counts from the latest time that the store's clock can show, as far as its process knows.
 	stays bool
 }
 

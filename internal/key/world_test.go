@@ -382,7 +382,7 @@ func (w *world) do(a action) error {
 		l := w.late[n]
 		w.late = slices.Delete(w.late, n, n+1)
 		r := w.sync(l.q)
-		states := l.k.phase != retired && l.k.replyLost && w.now-l.at < 2*int64(l.q.Limit.Window)+2e9 // by the next statement, or the one that is on its way
+		states := l.k.phase != retired && l.k.replyLost && w.now-l.at < int64(l.q.Limit.Window) // by the next statement, or the one that is on its way
 		for _, c := range w.calls {
 			if c.f.k == l.k {
 				states = !c.ran
