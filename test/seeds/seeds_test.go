@@ -387,7 +387,8 @@ func (s *sim) inspect() {
 // answered at once.
 func (s *sim) calmDown() {
 	s.log("the network is calm")
-	s.down = false
+	s.down.Store(false)
+	s.seen["outage"] += s.net.Happened(testnet.Refuse)
 	s.plan.Store(0)
 	s.net.Deafen(nil)
 	s.calm(func(c *testnet.Call) {

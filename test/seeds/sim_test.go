@@ -36,7 +36,7 @@ type sim struct {
 	blurred bool           // more such tokens, nobody knows how many
 	losses  int            // how often the store has lost its data
 	most    int            // how often it may
-	down    bool           // the store turns all calls away
+	down    atomic.Bool    // the store turns all calls away
 	behind  time.Duration  // by which the store's clock was set back
 	steps   bool           // it is
 	now     *atomic.Int64  // tokens that WithLimits says; nil = there is none
@@ -172,8 +172,7 @@ func newSim(seed uint64, seen tally) *sim {
 	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, seen: seen}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
-		if s.down {
-			s.seen["outage"]++
+		if s.down.Load() {
 			return testnet.Refuse
 		}
 		return testnet.Hold
@@ -387,8 +386,8 @@ func (s *sim) weather() {
 	case 0:
 		s.relimit()
 	case 1:
-		s.down = !s.down
-		s.log("the store is down: %v", s.down)
+		s.down.Store(!s.down.Load())
+		s.log("the store is down: %v", s.down.Load())
 	case 2:
 		s.seen["no messages"]++
 		s.net.Deafen(pickOf[error](s, errLost, nil))
