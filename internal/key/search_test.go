@@ -125,8 +125,8 @@ func (r result) String() string {
 }
 
 const (
-	mostSteps = 500 // to rest. More are a loop
-	mostFree  = 40  // steps of a walk that are chosen though a state is new
+	mostSteps = 5000 // to rest. More are a loop: callers who stay may wait for some windows, in each of which processes probe some 20 times
+	mostFree  = 40   // steps of a walk that are chosen though a state is new
 )
 
 // search looks at so many states.
