@@ -479,5 +479,6 @@ func (k *machine) deny(now int64) {
 	if k.Rolls() {
 		ends, turn = now+int64(w.RetryAfter(now))-u.trip-tokens.Rounding, window/rareTimes
 	}
-	u.denial.Deny(now, ends, turn*time.Duration(max(k.clients, 1)), window)
+	clients := time.Duration(max(k.clients, 1)) // times a year they overflow
+	u.denial.Deny(now, ends, min(turn, math.MaxInt64/64/clients)*clients, window)
 }
