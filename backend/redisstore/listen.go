@@ -289,6 +289,10 @@ func (s *Store) Publish(ctx context.Context, m backend.Message) error {
 	}()
 	select {
 	case err := <-end:
+		network, ok := errors.AsType[net.Error](err)
+		if until, bounded := ctx.Deadline(); ok && network.Timeout() && bounded && time.Until(until) < time.Millisecond {
+			err = context.DeadlineExceeded // the socket's timeout comes a moment earlier, as another error
+		}
 		return s.reading("publish", err)
 	case <-ctx.Done(): // go-redis does not interrupt a read
 		return s.reading("publish", ctx.Err())
