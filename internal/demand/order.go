@@ -132,7 +132,7 @@ func (d *Demand) Order(t *Terms, n Need) (o Order) {
 			o.Want, o.Exact, o.Reason = max(o.Want, min(n.Tokens+o.Run, t.Largest())), false, "run"
 		}
 	}
-	if guided { // what is idle here already counts. A batch that the user wants is not cut
+	if guided || paced { // what is idle here already counts. A batch that the user wants is not cut
 		o.Want = min(o.Want, n.Tokens+max(max(d.idle(t), t.Min)-n.Free, 0))
 	}
 	if d != nil {

@@ -107,7 +107,7 @@ func TestOrder(t *testing.T) {
 		{"a run is told of a large limit, too", nil, running(40, 1), runs, "302 demand of 40"},
 		{"but not of a fixed batch", of(Fixed, 10, 10), running(40, 1), runs, "10 exact fixed"},
 
-		{"rolling: the store spreads it", func(t *Terms) { t.Limit.Rolls = true }, running(40, 7), runs, "60000 pace"},
+		{"rolling: the store spreads what may lie idle", func(t *Terms) { t.Limit.Rolls = true }, running(40, 7), runs, "6002 pace"},
 		{"as much as the user wants", func(t *Terms) { t.Limit.Rolls, t.Max = true, 100 }, known(10, 1), wait(2), "100 pace"},
 		{"and callers need", func(t *Terms) { t.Limit.Rolls, t.Max = true, 100 }, known(10, 1), wait(200), "200 pace"},
 		{"rolling, in fixed batches", func(t *Terms) { t.Policy, t.Limit.Rolls = Policy{Fixed, 10, 10}, true }, nil, wait(2), "10 exact fixed"},
