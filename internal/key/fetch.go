@@ -41,7 +41,7 @@ func (f *Fetch) asks() bool {
 func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
 	u, w, counts, q := k.use, k.Lease(), &k.env.Counts, backend.Statement{}
-	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last()}
+	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last}
 	u.fetch = f
 
 	// What goes back first: others may want it, or it would not be used.
@@ -100,17 +100,17 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		if w.Alive(now) {
 			hand = k.Held()
 		}
-		if u.line.Active() > 0 {
+		if u.line.Active > 0 {
 			forLine = hand
 		}
 		least := probe // a grant to a probe is useful only if it serves the refused request
-		if first := u.line.First(); first != nil {
+		if first := u.line.First; first != nil {
 			least = max(first.N-forLine, 0)
 		}
-		q.Need = min(max(u.line.Tokens()-forLine, 0)+probe, l.Tokens)
+		q.Need = min(max(u.line.Tokens-forLine, 0)+probe, l.Tokens)
 		q.Least = min(least, q.Need)
 		t := k.sizes(now)
-		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens(), Stock: hand - forLine, Free: k.free(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
+		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.free(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
 		q.Want, q.Exact, q.Run, f.Reason = o.Want, o.Exact, o.Run, o.Reason
 		if why == next.Probe && k.Rolls() { // nobody waits, so no tokens that come later are promised
 			q.Want, q.Need, q.Least, q.Exact = q.Need, 0, 0, true
@@ -206,7 +206,7 @@ func (f *Fetch) failed(now int64, err error) {
 	u := k.keep()
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.env.Timeout) {
-		last = u.line.Last()
+		last = u.line.Last
 	}
 	if u.rejected = !Outage(err); f.asks() { // others grant nothing
 		u.failedAt = now
@@ -230,8 +230,8 @@ func (u *use) backOff(now int64, longest time.Duration) {
 // happens three times, the callers get an error, which says why it has happened the last time.
 func (f *Fetch) countUnserved(now int64, why error) {
 	u := f.k.use
-	first := u.line.First()
-	if first == nil || first.Seq() > f.last {
+	first := u.line.First
+	if first == nil || first.Seq > f.last {
 		u.unserved = 0
 		return
 	}
@@ -263,7 +263,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	need := r.Grant < q.Need
 	reply := denial.Reply{
 		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Longest: k.env.patience(l), Called: r.Called > 0,
-		InVain: need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active() > 0, // those who came during a prefetch that gets nothing have asked by it
+		InVain: need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
 		Served: r.Called == 0 && (r.Idle == 0 || rolls && need) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
 	}
 	if !reply.Served {
@@ -363,7 +363,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	if orders {
 		if reorder = u.demand.ReorderAt(&t); u.demand == nil && reorder >= 0 {
-			reorder = max(k.Held()-u.line.Tokens()-fewUses, reorder)
+			reorder = max(k.Held()-u.line.Tokens-fewUses, reorder)
 		}
 	}
 	if f.asks() && u.demand != nil {

@@ -164,7 +164,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	u, was := k.use, k.phase
 	defer func() {
 		invariant.That(was != retired || k.phase == retired, "from retired to phase %d", k.phase)
-		if u.demand == nil && u.fetch == nil && u.share == nil && u.line.Empty() && k.inLine == 0 {
+		if u.demand == nil && u.fetch == nil && u.share == nil && u.line.Len == 0 && k.inLine == 0 {
 			k.use = nil // nothing of it would be missed
 		}
 	}()
@@ -177,7 +177,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 		k.Lease().AddRemaining(1)
 		turned = true
 	}
-	if turned && u.line.Active() == 0 { // a caller that comes now is served from the stock
+	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
 		k.publish()
 	}
 
@@ -187,8 +187,8 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 		return nil
 	}
 
-	if k.Rolls() && u.line.Parked() > 0 && u.denial.Until() != 0 && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
-		did.probe = u.line.Waits()
+	if k.Rolls() && u.line.Parked > 0 && u.denial.Until() != 0 && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
+		did.probe = u.line.Rests.N
 	}
 
 	// Serve.
@@ -204,7 +204,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	if did.unserved != nil {
 		did.fetch.countUnserved(now, did.unserved)
 	}
-	if u.line.Active() == 0 { // otherwise a newcomer could take what the line waits for
+	if u.line.Active == 0 { // otherwise a newcomer could take what the line waits for
 		k.publish()
 	}
 
@@ -280,7 +280,7 @@ func (k *machine) demanded() int64 {
 // reserved and nobody is refused without the lock, because the fetch may bring enough.
 func (k *machine) publish() {
 	u := k.use
-	if u.fetch != nil && u.line.Active() > 0 {
+	if u.fetch != nil && u.line.Active > 0 {
 		return
 	}
 	until := u.denial.Until()
@@ -300,7 +300,7 @@ func (k *machine) publish() {
 // free is how many of the tokens that the key holds nobody here waits for. That is what a
 // statement says to be idle, and all of it goes back when others want it: a key that keeps
 // what it will use soon makes refusals elsewhere untrue if its callers have moved on.
-func (k *machine) free() int64 { return max(k.Held()-k.use.line.Tokens(), 0) }
+func (k *machine) free() int64 { return max(k.Held()-k.use.line.Tokens, 0) }
 
 // How far a key looks ahead. A Part divides the window, or a bucket.
 const (
@@ -334,7 +334,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
-		Active: u.line.Active(), Passing: u.line.Passing(), Parked: u.line.Parked(),
+		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
 		Denied: u.denial.Until(), Recall: u.denial.Again(), Probe: did.probe > 0, Alive: w.Alive(now),
 		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
 	}
@@ -425,7 +425,7 @@ func (k *machine) outlasts(now int64) (n, at int64) {
 // that cannot be served at once waits for a fetch.
 func (k *machine) serve(now int64, fresh bool) {
 	u := k.use
-	if u.line.Empty() {
+	if u.line.Len == 0 {
 		return
 	}
 	w, l := k.Lease(), k.Limit()
@@ -459,11 +459,11 @@ func (k *machine) serve(now int64, fresh bool) {
 		}
 		u.line.Notify(c, o)
 	})
-	if u.denial.Until() == 0 && u.line.Parked() > 0 { // the store has too little
+	if u.denial.Until() == 0 && u.line.Parked > 0 { // the store has too little
 		k.deny(now)
 	}
 	if k.shard.Open() { // the others get none
-		k.fallBack(u.line.Last(), now, k.shard.OpenError())
+		k.fallBack(u.line.Last, now, k.shard.OpenError())
 	}
 }
 

@@ -202,7 +202,7 @@ func (k *machine) needsLast(now int64) bool {
 func (k *machine) hasLeft(now int64) bool {
 	w := k.Lease()
 	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
-	busy := k.use != nil && (k.use.fetch != nil || !k.use.line.Empty())
+	busy := k.use != nil && (k.use.fetch != nil || k.use.line.Len > 0)
 	return k.phase >= leaving && !busy && !holds && !(k.phase == leaving && k.needsLast(now))
 }
 
@@ -248,7 +248,7 @@ func (k *Key) Visit() {
 			mark += uint64(u.share.admitted)
 		}
 		k.node.Tag = uint32(mark^mark>>32) | 1
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || !u.line.Empty() || u.share.neededBy(k.env.Fallback, now) {
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) {
 			return unchanged
 		}
 		k.leave(now)

@@ -70,7 +70,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		away := k.shard.Open()
 
 		// From memory.
-		if alive && u.line.Active() == 0 && (!stay || u.line.Parked() == 0) {
+		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
 			if left, ok := lease.Spend(n); ok {
 				k.Used(n)
 				v.Answer = k.answer(true, n, now, Local)
@@ -110,7 +110,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 // meanwhile are refunded: they go to the next waiter, or back to the stock.
 func (k *Key) cancel(w *waiter) {
 	k.event(func(now int64) effect {
-		if !w.Done() {
+		if w.InLine {
 			k.use.line.Remove(w)
 			return changed
 		}
@@ -170,7 +170,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 func (k *machine) setReorder(point int64) {
 	w := k.Lease()
 	w.SetReorder(point)
-	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens() <= point {
+	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens <= point {
 		w.Order()
 	}
 }
@@ -225,10 +225,10 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	counts.Extra.Add(k.node.Hash, r.Paid) // spent again
 	counts.Refunded.Add(r.Stock + r.Back + r.Paid)
 	u.surplus.Refund()
-	if u.line.Active() == 0 {
+	if u.line.Active == 0 {
 		k.publish()
 	}
-	return effect{changed: r.Back > 0 || !u.line.Empty() || u.fetch != nil || u.denial.Until() != 0 || k.free() > u.surplus.Known()}
+	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.Until() != 0 || k.free() > u.surplus.Known()}
 }
 
 // Overrun charges n tokens that a request has used above its charge: from stock, and what the
@@ -339,7 +339,7 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 	}
 	waits := false
 	u.line.Since(from, func(c *waiter) {
-		if c.Seq() > last {
+		if c.Seq > last {
 			return
 		}
 		if v, decided := k.policy(c.N, c.Stays, now, err); decided {

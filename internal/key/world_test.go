@@ -534,7 +534,7 @@ func (w *world) fail(n int) {
 	w.calls = slices.Delete(w.calls, n, n+1)
 	_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
 	for _, other := range w.procs[c.who].callers {
-		if other.k == c.f.k && !other.stay && !other.w.Done() && other.w.Seq() <= c.f.last {
+		if other.k == c.f.k && !other.stay && other.w.InLine && other.w.Seq <= c.f.last {
 			w.errors = append(w.errors, errors.New("a caller waits on, though the call for it has failed"))
 		}
 	}
@@ -653,7 +653,7 @@ func (w *world) collect() error {
 	for i, p := range w.procs {
 		for j := 0; j < len(p.callers); j++ {
 			c := p.callers[j]
-			if !c.w.Done() {
+			if c.w.InLine {
 				continue
 			}
 			p.callers = slices.Delete(p.callers, j, j+1)

@@ -7,7 +7,7 @@
 // signalled, and read after.
 //
 // What a Line does costs the same however many wait in it, except Serve when the windows to
-// come are later or smaller than they were.
+// come are later or smaller than they were. So the line keeps counts, which its owner reads.
 package waiters
 
 import (
@@ -25,112 +25,125 @@ type Waiter[R any] struct {
 	Ready    chan struct{} // holds an element when Outcome is there
 	Outcome  R
 
-	seq        uint64
-	in         *list[R] // nil if it is in no line
+	// Written by the line, read under the owner's lock.
+	Seq    uint64 // sequence number in its line, which grows; 0 = it was in none yet
+	InLine bool   // it waits
+
+	parked     bool // it was parked before, so it is one of the early waiters
 	prev, next *Waiter[R]
 }
 
-// Done reports whether the waiter has left the line. Under the owner's lock.
-func (w *Waiter[R]) Done() bool { return w.in == nil }
-
-// counts is how many tokens w counts for in a sum, so that no sum of millions of waiters overflows. Nobody waits for more
-// than that in earnest.
-func (w *Waiter[R]) counts() int64 { return min(w.N, 1<<40) }
-
-// Seq is the waiter's sequence number in its line; it grows.
-func (w *Waiter[R]) Seq() uint64 { return w.seq }
+// most is how many tokens a waiter counts for in a sum, so that no sum of millions of waiters overflows. Nobody waits for
+// more than that in earnest.
+const most = 1 << 40
 
 // Line is the waiters of one key. The zero Line is empty, and must not be copied later.
 //
-// A waiter moves from recent to early when it is parked for the first time, and never back.
-// After that all early waiters are parked, or none is, so that nobody visits each of them.
+// The early waiters are those that stay and were parked before. They came before all others, because a waiter is parked
+// only when all before it are parked or have left. Either all early waiters are parked, or none is, so that nobody visits
+// each of them.
 type Line[R any] struct {
-	early  list[R] // waiters that stay and were parked before; all of them came before all recent ones
-	recent list[R]
-	parked bool   // the early waiters are parked
-	last   uint64 // sequence number
+	// The line writes these; its owner reads them, under its lock. Waiters are active unless they are parked: the window
+	// cannot serve those, so they wait for the reset.
+	Len     int        // waiters
+	Parked  int        // of them, parked
+	Active  int        // of them, active
+	Passing int        // active waiters that do not stay
+	Tokens  int64      // that active waiters ask for: the first one's exactly, and no more than 1<<40 of each other
+	First   *Waiter[R] // the first active waiter; nil = none
+	Rests   *Waiter[R] // the first parked waiter; nil = none
+	Last    uint64     // sequence number of the last waiter that came
+
+	head, tail *Waiter[R]
+	fresh      *Waiter[R] // the first waiter behind the early ones
+	early      sum        // of these
+	all        sum
+	parked     bool // the early waiters are parked
 
 	windows Windows // when the early waiters were last compared with their deadlines
 	inTime  int64   // they all are in time if the next window opens then or earlier
 
-	visits int // waiters that Serve and Since looked at, for tests
+	visits int // waiters that were looked at; its test holds what the package promises of costs
 }
 
-// Empty reports whether nobody is in line.
-func (l *Line[R]) Empty() bool { return l.early.head == nil && l.recent.head == nil }
-
-// Tokens is how many tokens the active waiters ask for together: the first one exactly, and the others as much as
-// each counts for in a sum.
-func (l *Line[R]) Tokens() int64 {
-	n, w := l.recent.tokens, l.First()
-	if !l.parked {
-		n += l.early.tokens
-	}
-	if w != nil {
-		n += w.N - w.counts()
-	}
-	return n
+// sum counts waiters and their tokens.
+type sum struct {
+	waiters int
+	tokens  int64
 }
 
-// Active is how many waiters are not parked.
-func (l *Line[R]) Active() int { return l.early.count + l.recent.count - l.Parked() }
-
-// Passing is how many active waiters do not stay.
-func (l *Line[R]) Passing() int { return l.recent.passing }
-
-// Parked is how many waiters wait for the reset, because the window cannot serve them.
-func (l *Line[R]) Parked() int {
-	if l.parked {
-		return l.early.count
-	}
-	return 0
+func (s *sum) add(waiters int, n int64) {
+	s.waiters += waiters
+	s.tokens += int64(waiters) * min(n, most)
 }
 
-// Waits is how many tokens the first parked waiter waits for.
-func (l *Line[R]) Waits() int64 {
-	if l.Parked() == 0 {
-		return 0
+// count brings the exported counts up to date.
+func (l *Line[R]) count() {
+	l.Len, l.Parked, l.Active = l.all.waiters, 0, l.all.waiters
+	l.First, l.Rests, l.Tokens = l.head, nil, l.all.tokens
+	if l.parked && l.early.waiters > 0 {
+		l.Parked, l.Active = l.early.waiters, l.Active-l.early.waiters
+		l.First, l.Rests, l.Tokens = l.fresh, l.head, l.Tokens-l.early.tokens
 	}
-	return l.early.head.N
-}
-
-// Last is the sequence number of the last waiter that came.
-func (l *Line[R]) Last() uint64 { return l.last }
-
-// First returns the first active waiter, or nil.
-func (l *Line[R]) First() *Waiter[R] {
-	if l.parked || l.early.head == nil {
-		return l.recent.head
+	if l.First != nil {
+		l.Tokens += max(l.First.N-most, 0)
 	}
-	return l.early.head
 }
 
 // Lacks is how many tokens the first active waiter lacks that hand does not serve, in order; 0
 // if it serves all. It visits those that are served.
 func (l *Line[R]) Lacks(hand int64) int64 {
-	for _, q := range [...]*list[R]{&l.early, &l.recent} {
-		if q == &l.early && l.parked {
-			continue
+	for w := l.First; w != nil; w = w.next {
+		if l.visits++; w.N > hand {
+			return w.N - hand
 		}
-		for w := q.head; w != nil; w = w.next {
-			if l.visits++; w.N > hand {
-				return w.N - hand
-			}
-			hand -= w.N
-		}
+		hand -= w.N
 	}
 	return 0
 }
 
 // Push puts w at the end of the line.
 func (l *Line[R]) Push(w *Waiter[R]) {
-	l.last++
-	w.seq = l.last
-	l.recent.push(w)
+	l.Last++
+	w.Seq, w.InLine, w.prev = l.Last, true, l.tail
+	if l.tail == nil {
+		l.head = w
+	} else {
+		l.tail.next = w
+	}
+	if l.tail = w; l.fresh == nil {
+		l.fresh = w
+	}
+	if l.all.add(1, w.N); !w.Stays {
+		l.Passing++
+	}
+	l.count()
 }
 
 // Remove takes w out of the line without an outcome.
-func (l *Line[R]) Remove(w *Waiter[R]) { w.in.remove(w) }
+func (l *Line[R]) Remove(w *Waiter[R]) {
+	if w.prev == nil {
+		l.head = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		l.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	if l.fresh == w {
+		l.fresh = w.next
+	}
+	if l.all.add(-1, w.N); w.parked {
+		l.early.add(-1, w.N)
+	}
+	if !w.Stays {
+		l.Passing--
+	}
+	w.InLine, w.parked, w.prev, w.next = false, false, nil, nil
+	l.count()
+}
 
 // Notify takes w out of the line and wakes its caller with the outcome.
 func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
@@ -142,68 +155,19 @@ func (l *Line[R]) Notify(w *Waiter[R], outcome R) {
 // Since calls f with every waiter whose sequence number is above seq, in order. f may Notify
 // or Remove that waiter. The others cost nothing.
 func (l *Line[R]) Since(seq uint64, f func(w *Waiter[R])) {
-	for _, q := range [...]*list[R]{&l.early, &l.recent} {
-		for w := q.since(seq); w != nil; {
-			l.visits++
-			next := w.next
-			f(w)
-			w = next
+	w := l.head
+	if w != nil && w.Seq <= seq { // look from the end, because those before are many
+		w = nil
+		for back := l.tail; back.Seq > seq; back = back.prev {
+			w = back
 		}
 	}
-}
-
-// list is waiters in the order in which they came, linked through them.
-type list[R any] struct {
-	head, tail *Waiter[R]
-	tokens     int64
-	count      int
-	passing    int // waiters that do not stay
-}
-
-func (q *list[R]) push(w *Waiter[R]) {
-	w.in, w.prev = q, q.tail
-	if q.tail == nil {
-		q.head = w
-	} else {
-		q.tail.next = w
+	for w != nil {
+		l.visits++
+		next := w.next
+		f(w)
+		w = next
 	}
-	q.tail = w
-	q.add(w, 1)
-}
-
-func (q *list[R]) remove(w *Waiter[R]) {
-	if w.prev == nil {
-		q.head = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		q.tail = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.in, w.prev, w.next = nil, nil, nil
-	q.add(w, -1)
-}
-
-func (q *list[R]) add(w *Waiter[R], by int) {
-	q.count += by
-	q.tokens += w.counts() * int64(by)
-	if !w.Stays {
-		q.passing += by
-	}
-}
-
-// since returns the first waiter whose sequence number is above seq.
-func (q *list[R]) since(seq uint64) *Waiter[R] {
-	if q.head == nil || q.head.seq > seq {
-		return q.head
-	}
-	var first *Waiter[R]
-	for w := q.tail; w.seq > seq; w = w.prev {
-		first = w
-	}
-	return first
 }
 
 // Windows is what is known of the windows to come.
@@ -248,7 +212,8 @@ const (
 // it gets its tokens before its deadline, by what is known of the windows to come.
 func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], Verdict)) int64 {
 	l.parked = false
-	for w := l.First(); w != nil; w = l.First() { // each leaves, or is parked, or is the last
+	l.count()
+	for w := l.First; w != nil; w = l.First { // each leaves, or is parked, or is the last
 		l.visits++
 		var ahead int64 // tokens of parked waiters
 		if l.parked {
@@ -271,38 +236,32 @@ func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], V
 	return hand
 }
 
-// park parks w, behind the early waiters, which are parked with the first w of a Serve. Their
-// deadlines are compared again if one may be missed now.
+// park parks w, behind the early waiters, which are parked with the first w of a Serve.
 func (l *Line[R]) park(w *Waiter[R], ahead int64, to Windows, verdict func(*Waiter[R], Verdict)) {
-	if !l.parked {
-		l.parked = true
-		if was := l.windows; to.Next > l.inTime || to.Length != was.Length || to.Tokens != was.Tokens {
-			l.compare(to, verdict)
-		}
-		l.windows = to
+	was, first := l.windows, !l.parked
+	if first {
+		l.parked, l.windows = true, to
 	}
-	if w.in != &l.early {
-		w.in.remove(w)
-		l.early.push(w)
+	if first && (to.Next > l.inTime || to.Length != was.Length || to.Tokens != was.Tokens) { // one may miss its deadline now
+		l.inTime = math.MaxInt64
+		for e, before := l.head, int64(0); e != l.fresh; {
+			l.visits++
+			next := e.next
+			if at := latest(to, e, before); at < to.Next {
+				verdict(e, Miss)
+			} else {
+				before += min(e.N, most)
+				l.inTime = min(l.inTime, at)
+			}
+			e = next
+		}
+	}
+	if !w.parked { // it is the first behind the early ones
+		w.parked, l.fresh = true, w.next
+		l.early.add(1, w.N)
 		l.inTime = min(l.inTime, latest(to, w, ahead))
 	}
-}
-
-// compare compares the early waiters with their deadlines.
-func (l *Line[R]) compare(to Windows, verdict func(*Waiter[R], Verdict)) {
-	var ahead int64
-	l.inTime = math.MaxInt64
-	for w := l.early.head; w != nil; {
-		l.visits++
-		next := w.next
-		if at := latest(to, w, ahead); at < to.Next {
-			verdict(w, Miss)
-		} else {
-			ahead += w.counts()
-			l.inTime = min(l.inTime, at)
-		}
-		w = next
-	}
+	l.count()
 }
 
 // Pool reuses waiters, because a crowd needs many. The zero Pool is ready for use, and

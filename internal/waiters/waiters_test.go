@@ -42,9 +42,9 @@ func (l *line) said() (s []string) {
 		switch {
 		case w.Outcome != "":
 			s = append(s, w.Outcome)
-		case w.Done():
+		case !w.InLine:
 			s = append(s, "left")
-		case l.parked && w.in == &l.early:
+		case l.parked && w.parked:
 			s = append(s, "parked")
 		default:
 			s = append(s, "waits")
@@ -138,15 +138,15 @@ func TestHugeTokens(t *testing.T) {
 		l.push(huge, false)
 	}
 	l.push(7, false)
-	assert.Zero(t, l.Waits())
-	assert.EqualValues(t, huge+5*most+7, l.Tokens())
+	assert.Nil(t, l.Rests)
+	assert.EqualValues(t, huge+5*most+7, l.Tokens)
 	assert.EqualValues(t, huge-1, l.Lacks(1))
 	assert.EqualValues(t, 3, l.serve(3, huge-4), "the three that stay are parked")
 	assert.Equal(t, []string{"parked", "refuse", "parked", "refuse", "parked", "refuse", "waits"}, l.said())
-	assert.EqualValues(t, 7, l.Tokens())
-	assert.EqualValues(t, huge, l.Waits())
+	assert.EqualValues(t, 7, l.Tokens)
+	assert.EqualValues(t, huge, l.Rests.N)
 	l.serve(huge, math.MaxInt64)
-	assert.EqualValues(t, huge+most+7, l.Tokens())
+	assert.EqualValues(t, huge+most+7, l.Tokens)
 	assert.EqualValues(t, huge-1, l.Lacks(1), "they are active again")
 }
 
@@ -190,7 +190,7 @@ func TestCostOfAnEvent(t *testing.T) {
 			l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 50, left)
 		})
 		v.serve = of(100, func(int) { l.serveBefore(Windows{Next: 200, Length: 10, Tokens: 4}, 1, left) })
-		v.since = of(100, func(int) { l.Since(l.Last()-3, func(*Waiter[string]) {}) })
+		v.since = of(100, func(int) { l.Since(l.Last-3, func(*Waiter[string]) {}) })
 		v.pass = of(100, func(int) {
 			l.push(0, false)
 			l.serve(0, left)
@@ -215,7 +215,7 @@ func TestCostOfAnEvent(t *testing.T) {
 		l.serveBefore(Windows{Next: int64(107 + i), Length: 10, Tokens: 4}, 0, 0)
 		assert.Equal(t, want, l.visits-before, "the next window opens at %d", 107+i)
 	}
-	assert.Equal(t, few-1, l.Parked())
+	assert.Equal(t, few-1, l.Parked)
 }
 
 // TestWakeUp: a waiter is told once, without blocking, and is empty when it is used
@@ -226,7 +226,7 @@ func TestWakeUp(t *testing.T) {
 		w := l.push(2, true)
 		w.Deadline = 7
 		l.Notify(w, "grant")
-		assert.True(t, w.Done())
+		assert.False(t, w.InLine)
 		require.Len(t, w.Ready, 1)
 		l.pool.Put(w)
 		w = l.pool.Get(1, false)
@@ -252,12 +252,12 @@ func TestSince(t *testing.T) {
 	assert.Equal(t, []int64{0, 1, 2, 3}, seen)
 	for seq, want := range [][]uint64{{2, 4}, {2, 4}, {4}, {4}, nil} {
 		var above []uint64
-		l.Since(uint64(seq), func(w *Waiter[string]) { above = append(above, w.Seq()) })
+		l.Since(uint64(seq), func(w *Waiter[string]) { above = append(above, w.Seq) })
 		assert.Equal(t, want, above, "above %d", seq)
 	}
-	assert.EqualValues(t, 1, l.First().N)
-	assert.EqualValues(t, 4, l.Last())
-	assert.EqualValues(t, 2, l.First().Seq())
+	assert.EqualValues(t, 1, l.First.N)
+	assert.EqualValues(t, 4, l.Last)
+	assert.EqualValues(t, 2, l.First.Seq)
 }
 
 // TestLacks: 2 and 3 stay, 4 does not.
@@ -271,7 +271,7 @@ func TestLacks(t *testing.T) {
 		assert.Equal(t, lacks, l.Lacks(int64(hand)), "hand %d", hand)
 	}
 	l.serveBefore(later, 0, 0)
-	assert.Equal(t, 2, l.Parked(), "and the third is refused")
+	assert.Equal(t, 2, l.Parked, "and the third is refused")
 	assert.Zero(t, l.Lacks(0))
 	l.push(5, true)
 	assert.EqualValues(t, 5, l.Lacks(0))
@@ -315,15 +315,16 @@ func TestAgainstModel(t *testing.T) {
 
 // String is all that a Line says of itself.
 func (l *line) String() string {
-	s := fmt.Sprint(l.Empty(), l.Tokens(), l.Active(), l.Passing(), l.Parked(), l.Last() == uint64(len(l.all)))
-	if w := l.First(); w != nil {
-		s += fmt.Sprint(" first ", w.Seq())
+	s := fmt.Sprint(l.Len, l.Tokens, l.Active, l.Passing, l.Parked, l.Last == uint64(len(l.all)))
+	if w := l.First; w != nil {
+		s += fmt.Sprint(" first ", w.Seq)
 	}
-	l.Since(0, func(w *Waiter[string]) { s += fmt.Sprint(" ", w.Seq()) })
-	for _, q := range []*list[string]{&l.recent, &l.early} { // the other way round
-		for w := q.tail; w != nil; w = w.prev {
-			s += fmt.Sprint(" ", w.Seq())
-		}
+	if w := l.Rests; w != nil {
+		s += fmt.Sprint(" rests ", w.Seq)
+	}
+	l.Since(0, func(w *Waiter[string]) { s += fmt.Sprint(" ", w.Seq) })
+	for w := l.tail; w != nil; w = w.prev { // the other way round
+		s += fmt.Sprint(" ", w.Seq)
 	}
 	return s
 }
@@ -377,10 +378,13 @@ func (m *model) serve(to Windows, hand, left int64, said []string) int64 {
 func (m model) String() string {
 	var tokens int64
 	var active, passing, parked int
-	var first *entry
+	var first, rests *entry
 	order, back := "", ""
 	for _, e := range m {
 		if e.parked {
+			if rests == nil {
+				rests = e
+			}
 			parked++
 		} else {
 			if first == nil {
@@ -395,9 +399,12 @@ func (m model) String() string {
 		order += fmt.Sprint(" ", e.seq)
 		back = fmt.Sprint(" ", e.seq) + back
 	}
-	s := fmt.Sprint(len(m) == 0, tokens, active, passing, parked, true)
+	s := fmt.Sprint(len(m), tokens, active, passing, parked, true)
 	if first != nil {
 		s += fmt.Sprint(" first ", first.seq)
+	}
+	if rests != nil {
+		s += fmt.Sprint(" rests ", rests.seq)
 	}
 	return s + order + back
 }
