@@ -27,38 +27,6 @@ import (
 // Which calls the limiter makes, and when: batches, the line of callers, the pace of many keys,
 // idle keys that leave.
 
-// The same token rate costs about as many store calls whatever the size of requests.
-func TestStoreCallsPerToken(t *testing.T) {
-	const perWindow = 30_000 // tokens that are used, of twice as many
-	for name, opt := range map[string]reservoir.Option{
-		"fixed":    reservoir.WithFixedBatch(600),
-		"ladder":   reservoir.WithLadder(1, 600),
-		"adaptive": reservoir.WithBatch(1, 0),
-	} {
-		for _, c := range []struct {
-			processes int
-			window    time.Duration
-		}{{1, 5 * time.Second}, {4, 5 * time.Second}, {4, time.Minute}, {1, time.Hour}} {
-			t.Run(fmt.Sprintf("%s/processes=%d/window=%v", name, c.processes, c.window), func(t *testing.T) {
-				perN := map[int64]int{}
-				for _, n := range []int64{1, 5, 100} {
-					synctest.Test(t, func(t *testing.T) {
-						net := testnet.Far(rtt / 2)
-						all := fleet(t, c.processes, net, reservoir.Limit{Tokens: 2 * perWindow, Window: c.window}, opt)
-						end := time.Now().Add(2 * c.window) // one in which the key is new, and one in which it is known
-						crowd(c.processes, func(i int) {
-							every(t, all[i], n, c.window*time.Duration(n)*time.Duration(c.processes)/perWindow, end, nil)
-						})
-						perN[n] = net.Count("")
-					})
-				}
-				least, most := min(perN[1], perN[5], perN[100]), max(perN[1], perN[5], perN[100])
-				assert.LessOrEqual(t, float64(most), 1.5*float64(least), "%v calls by the size of requests", perN)
-			})
-		}
-	}
-}
-
 // steady is the use of a key that the limit can serve, request after request.
 type steady struct {
 	n        int64
@@ -136,54 +104,6 @@ func TestNoStampede(t *testing.T) {
 	}
 }
 
-// Hardly anything lies unspent in other processes when a small request is first refused,
-// whatever large requests came before.
-func TestUnspentWhenRefused(t *testing.T) {
-	defer chance.Seed(1)()
-	const windows = 6
-	for _, limit := range []reservoir.Limit{reservoir.PerMinute(10_000), {Tokens: 4000, Window: 5 * time.Second}} {
-		for _, n := range []int64{1, 3} {
-			inBubble(t, fmt.Sprintf("limit=%d/n=%d", limit.Tokens, n), func(t *testing.T) {
-				all := fleet(t, 5, testnet.Far(rtt/2), limit)
-				sum := int64(0)
-				for range windows {
-					unspent := untilRefused(t, all, limit, n, 2.0/3)
-					assert.LessOrEqual(t, unspent, limit.Tokens/25, "a large request that waits may have what it cannot use in the end")
-					sum += unspent
-				}
-				assert.LessOrEqual(t, sum, windows*limit.Tokens/150)
-			})
-		}
-	}
-}
-
-// untilRefused uses the key from all limiters, faster than the limit allows, until a request for
-// n is refused, and lets the window end. It returns what was unspent. So much of the use is
-// large: each request a twentieth of the limit.
-func untilRefused(t *testing.T, all []*reservoir.Limiter, limit reservoir.Limit, n int64, large float64) (unspent int64) {
-	var over atomic.Bool
-	var reset atomic.Int64
-	before := stats(all...).Spent
-	crowd(len(all), func(i int) {
-		rnd := rand.New(rand.NewPCG(uint64(before), uint64(i)))
-		mean := float64(limit.Window) * float64(n) * float64(len(all)) / (1.5 * (1 - large) * float64(limit.Tokens))
-		often := large / (1 - large) * 20 * float64(n) / float64(limit.Tokens)
-		for !over.Load() {
-			time.Sleep(time.Duration(rnd.ExpFloat64() * mean))
-			size := n
-			if rnd.Float64() < often {
-				size = limit.Tokens / 20
-			}
-			if r := allow(t, all[i], "k", size); !r.Allowed && size == n && !over.Swap(true) {
-				reset.Store(r.Reset.UnixNano())
-			}
-		}
-	})
-	unspent = limit.Tokens - (stats(all...).Spent - before)
-	time.Sleep(time.Until(time.Unix(0, reset.Load())) + rtt)
-	return unspent
-}
-
 // A prefetch that fails is made again before the stock is gone, and not by a caller who
 // finds no stock.
 func TestFailedPrefetchIsTriedAgain(t *testing.T) {
@@ -241,44 +161,6 @@ func TestFarStoreGivesNoErrors(t *testing.T) {
 						}
 					})
 					assert.Zero(t, failed.Load())
-				})
-			}
-		}
-	}
-}
-
-// drainLocal spends the stock of l and fetches once more.
-func drainLocal(t *testing.T, l *reservoir.Limiter) {
-	for range 200 {
-		if allow(t, l, "k", 1).Source != reservoir.Local {
-			return
-		}
-	}
-}
-
-// When the store has lost its data, and clients have stated what they were granted, a crowd costs a few calls, as on any
-// other key.
-func TestCrowdAfterALoss(t *testing.T) {
-	for name, opt := range batches() {
-		for _, n := range []int64{1, 4} {
-			for _, limit := range []reservoir.Limit{reservoir.PerHour(2000), reservoir.PerMinute(100_000)} {
-				inBubble(t, fmt.Sprintf("%s/n=%d/limit=%d", name, n, limit.Tokens), func(t *testing.T) {
-					net := testnet.Far(rtt / 2)
-					all := fleet(t, 3, net, limit, opt)
-					for range 30 {
-						for _, l := range all {
-							allow(t, l, "k", 1)
-						}
-					}
-					net.LoseData()
-					for _, l := range all { // the first fetch tells the store that it has
-						drainLocal(t, l)
-					}
-					before := net.Count("")
-					admitted, failed := crowdOnce(all[0], 200, n)
-					assert.Zero(t, failed)
-					assert.EqualValues(t, 200, admitted)
-					assert.LessOrEqual(t, net.Count("")-before, 6)
 				})
 			}
 		}
@@ -455,32 +337,6 @@ func TestRequestsLargerThanABatch(t *testing.T) {
 			assert.LessOrEqual(t, l.Stats().Held, max(5*100, n), n)
 		}
 	})
-}
-
-// A burst on a new key strands more than later use, because nothing is known of the demand:
-// but what is stranded comes back before anybody is refused.
-func TestBurstOnANewKey(t *testing.T) {
-	for _, burst := range []int{2, 3, 6, 10} {
-		for _, gap := range []time.Duration{0, 10 * time.Millisecond, 300 * time.Millisecond} {
-			inBubble(t, fmt.Sprintf("burst=%d/gap=%v", burst, gap), func(t *testing.T) {
-				all := fleet(t, 3, testnet.Far(time.Millisecond), reservoir.Limit{Tokens: 100, Window: 10 * time.Second})
-				for _, l := range all[:2] {
-					for range burst {
-						require.True(t, allow(t, l, "k", 1).Allowed)
-						time.Sleep(gap)
-					}
-				}
-				admitted := 2 * burst
-				for range 120 {
-					if allow(t, all[2], "k", 1).Allowed {
-						admitted++
-					}
-				}
-				assert.Equal(t, 100, admitted)
-				assert.Zero(t, stats(all...).Held)
-			})
-		}
-	}
 }
 
 // A loop has drained the key once, as fast as it could. When demand is steady again, the
@@ -1575,29 +1431,6 @@ func TestRunIsBounded(t *testing.T) {
 		}
 		require.EqualValues(t, 2, most.Load())
 	})
-}
-
-// Requests come to all processes but the last, and then one client at the last: what lies idle
-// elsewhere comes back to it.
-func TestLastProcessGetsTheRest(t *testing.T) {
-	for _, c := range []struct{ processes, each, tokens int }{{4, 8, 60}, {20, 10, 300}} {
-		idle := int64(0)
-		for _, pause := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
-			inBubble(t, fmt.Sprintf("limit=%d/pause=%v", c.tokens, pause), func(t *testing.T) {
-				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.tokens)))
-				first, last := (c.processes-1)*c.each, all[c.processes-1]
-				for _, l := range all[:c.processes-1] {
-					admitted, _ := crowdOnce(l, c.each, 1)
-					require.EqualValues(t, c.each, admitted)
-					time.Sleep(pause)
-				}
-				idle += stats(all...).Held
-				require.EqualValues(t, c.tokens-first, drain(t, last, "k", 1))
-				require.Zero(t, stats(all...).Held)
-			})
-		}
-		require.Positive(t, idle, "nothing lay idle, limit %d", c.tokens)
-	}
 }
 
 // A limit that is small for the processes that share it is served nearly to the token,

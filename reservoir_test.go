@@ -477,37 +477,6 @@ func TestGroup(t *testing.T) {
 	assert.LessOrEqual(t, net.Count(""), calls+6)
 }
 
-// A storm on groups at three processes that know no window yet is admitted up to the tightest
-// limit, whichever comes first: no request holds tokens of one limit that others lack, while
-// it waits for another limit that refuses it.
-func TestStormOnGroups(t *testing.T) {
-	for _, limits := range [][]int64{{100}, {100, 100}, {100, 150}, {150, 100}, {10_000, 100}} {
-		inBubbles(t, fmt.Sprint(limits), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := testnet.Far(time.Millisecond)
-			var asking sync.WaitGroup
-			var admitted atomic.Int64
-			for range 3 {
-				var limiters []*reservoir.Limiter
-				var keys []string
-				for i, tokens := range limits {
-					limiters, keys = append(limiters, open(t, net, reservoir.PerHour(tokens), opt)), append(keys, fmt.Sprint(i))
-				}
-				for range 240 {
-					asking.Go(func() {
-						r, err := reservoir.NewGroup(limiters...).Allow(bg, keys...)
-						assert.NoError(t, err)
-						if r.Allowed {
-							admitted.Add(1)
-						}
-					})
-				}
-			}
-			asking.Wait()
-			assert.EqualValues(t, 100, admitted.Load())
-		})
-	}
-}
-
 // What is wrong with a request to a group is an error before anything is charged, whatever the
 // limits say, in memory or in the store, and wherever the fault is. A Wait ends at once. What the
 // same limiter and key can never have together is such a fault; as much as the limit has passes.

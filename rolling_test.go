@@ -22,27 +22,6 @@ import (
 
 // What a rolling limit promises, and what it costs. The judges know nothing of buckets, only of times and tokens.
 
-// request is one request of a scene: n tokens, of which it uses some, as is known a while later.
-type request struct {
-	at    time.Duration // since the scene's start
-	who   int           // the process
-	n     int64
-	used  int64
-	after time.Duration // when it is settled; 0 = it uses n
-}
-
-// arrivals are requests like r, at random times and processes, so many a second.
-func arrivals(rnd *rand.Rand, from, to time.Duration, processes int, rate float64, r request) (all []request) {
-	for r.at = from; ; {
-		r.at += time.Duration(rnd.ExpFloat64() * float64(time.Second) / rate)
-		if r.at >= to {
-			return all
-		}
-		r.who = rnd.IntN(processes)
-		all = append(all, r)
-	}
-}
-
 // spends is a list of admissions.
 type spends struct {
 	sync.Mutex
@@ -55,26 +34,6 @@ type spend struct {
 	used int64
 }
 
-// play makes requests at their times, and settles them.
-func play(t *testing.T, all []*reservoir.Limiter, requests []request) *spends {
-	s, start := new(spends), time.Now()
-	var wg sync.WaitGroup
-	for _, q := range requests {
-		time.Sleep(q.at - time.Since(start))
-		wg.Go(func() {
-			l := all[q.who]
-			r := allow(t, l, "k", q.n)
-			s.add(r, q.used)
-			if r.Allowed && q.after > 0 {
-				time.Sleep(q.after)
-				assert.NoError(t, l.Settle(bg, r, q.used))
-			}
-		})
-	}
-	wg.Wait()
-	return s
-}
-
 func (s *spends) add(r reservoir.Result, used int64) {
 	s.Lock()
 	defer s.Unlock()
@@ -83,16 +42,6 @@ func (s *spends) add(r reservoir.Result, used int64) {
 	} else {
 		s.refused = append(s.refused, time.Now())
 	}
-}
-
-// between is how many tokens were used from one time until another.
-func (s *spends) between(from, to time.Time) (n int64) {
-	for _, x := range s.all {
-		if !x.at.Before(from) && x.at.Before(to) {
-			n += x.used
-		}
-	}
-	return n
 }
 
 // most is the largest number of tokens used in any interval of a length.
@@ -107,41 +56,6 @@ func (s *spends) most(length time.Duration) (most int64) {
 		most = max(most, n)
 	}
 	return most
-}
-
-// exactLog is how many tokens a log of all charges uses, if one process has all requests: as many as is possible.
-// Requests before warm count for nothing.
-func exactLog(limit reservoir.Limit, requests []request, warm time.Duration) (used int64) {
-	type event struct {
-		at      time.Duration
-		request int
-		settles bool
-	}
-	var events []event
-	for i, q := range requests {
-		events = append(events, event{q.at, i, false}, event{q.at + q.after, i, true})
-	}
-	slices.SortStableFunc(events, func(a, b event) int { return int(a.at - b.at) })
-	charged := make([]int64, len(requests))
-	oldest, sum := 0, int64(0)
-	for _, e := range events {
-		q := requests[e.request]
-		for ; oldest < e.request && requests[oldest].at <= e.at-limit.Window; oldest++ {
-			sum -= charged[oldest]
-			charged[oldest] = 0
-		}
-		switch {
-		case e.settles && charged[e.request] > 0:
-			sum += q.used - charged[e.request]
-			charged[e.request] = q.used
-		case !e.settles && sum+q.n <= limit.Tokens:
-			sum += q.n
-			if charged[e.request] = q.n; q.at >= warm {
-				used += q.used
-			}
-		}
-	}
-	return used
 }
 
 // unused are the ways in which tokens that were charged turn out not to be used. Each charges n tokens and returns how many of them were
@@ -227,108 +141,6 @@ func TestRollingUnusedTokens(t *testing.T) {
 	}
 }
 
-// TestRollingSettleBelowTheReserve: requests charge 20 tokens and use fewer, as they know a while later. Nearly as much of the limit is used as
-// by a log of all charges.
-func TestRollingSettleBelowTheReserve(t *testing.T) {
-	const processes, warm, windows = 3, 2, 4
-	for _, c := range []struct {
-		used     int64
-		from, to time.Duration // how long after a request it is settled
-		least    float64
-	}{
-		{10, 500 * time.Millisecond, 10 * time.Second, 0.85},
-		{10, time.Second, time.Second, 0.9},
-		{2, 500 * time.Millisecond, 10 * time.Second, 0.7},
-	} {
-		inBubble(t, fmt.Sprintf("use=%d/%v", c.used, c.to), func(t *testing.T) {
-			limit := reservoir.PerMinute(6000).Rolling()
-			rnd := rand.New(rand.NewPCG(1, 1))
-			requests := arrivals(rnd, 0, (warm+windows)*time.Minute, processes, 1.5*6000/60/float64(c.used), request{n: 20, used: c.used})
-			for i := range requests {
-				requests[i].after = c.from + time.Duration(rnd.Float64()*float64(c.to-c.from))
-			}
-			start := time.Now().Add(warm * time.Minute)
-			s := play(t, fleetOn(t, processes, testnet.Far(rtt/2), limit), requests)
-			got, could := s.between(start, start.Add(windows*time.Minute)), exactLog(limit, requests, warm*time.Minute)
-			t.Logf("%.3f of the limit, %.3f of what is possible", float64(got)/windows/6000, float64(got)/float64(could))
-			assert.GreaterOrEqual(t, float64(got)/float64(could), c.least)
-			assert.LessOrEqual(t, s.most(time.Minute), limit.Tokens)
-		})
-	}
-}
-
-// TestRollingRefusalsMakeNoCalls: far above a small limit, calls do not grow with the demand.
-func TestRollingRefusalsMakeNoCalls(t *testing.T) {
-	const processes, warm, windows = 8, 2, 4
-	for _, load := range []float64{10, 100} {
-		inBubble(t, fmt.Sprint(load), func(t *testing.T) {
-			net, limit := testnet.Far(rtt/2), reservoir.PerMinute(60).Rolling()
-			requests := arrivals(rand.New(rand.NewPCG(1, 2)), 0, (warm+windows)*time.Minute, processes, load, request{n: 1, used: 1})
-			start := time.Now().Add(warm * time.Minute)
-			s := play(t, fleetOn(t, processes, net, limit), requests)
-			calls := 0
-			for _, c := range net.Calls("") {
-				if c.At.After(start) {
-					calls++
-				}
-			}
-			t.Logf("%d calls a window, %.3f of the limit", calls/windows, float64(s.between(start, time.Now()))/windows/60)
-			assert.LessOrEqual(t, calls/windows, 100)
-			assert.GreaterOrEqual(t, s.between(start, time.Now()), int64(windows*60*0.9))
-			assert.LessOrEqual(t, s.most(time.Minute), limit.Tokens)
-		})
-	}
-}
-
-// TestRollingCrowdOnAUsedUpKey: all who come to a key that others have used up share a few calls.
-func TestRollingCrowdOnAUsedUpKey(t *testing.T) {
-	for how, opt := range twoWays {
-		for _, pause := range []time.Duration{0, time.Millisecond} {
-			inBubble(t, fmt.Sprintf("%s/%v", how, pause), func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				all := fleetOn(t, 2, net, reservoir.PerMinute(60).Rolling(), opt)
-				require.EqualValues(t, 60, drain(t, all[0], "k", 1))
-				calls := net.Count("")
-				crowd(1000, func(i int) {
-					time.Sleep(time.Duration(i) * pause)
-					assert.False(t, allow(t, all[1], "k", 1).Allowed)
-				})
-				t.Logf("%d calls", net.Count("")-calls)
-				assert.LessOrEqual(t, net.Count("")-calls, 20)
-			})
-		}
-	}
-}
-
-// TestRollingDemandMoves: nine processes share the demand, and suddenly two have all. What the others hold comes back before
-// somebody is refused.
-func TestRollingDemandMoves(t *testing.T) {
-	const moves, seeds = 20 * time.Second, 15
-	for _, tokens := range []int64{1000, 9000} {
-		for _, delay := range []time.Duration{time.Millisecond / 2, 10 * time.Millisecond} {
-			for load, most := range map[float64]float64{1.2: 0.03, 3: 0.08} {
-				t.Run(fmt.Sprintf("%d/%v/%v", tokens, 2*delay, load), func(t *testing.T) {
-					limit, sum := reservoir.PerMinute(tokens).Rolling(), 0.0
-					for seed := range uint64(seeds) {
-						synctest.Test(t, func(t *testing.T) {
-							rnd, rate := rand.New(rand.NewPCG(seed, 3)), load*float64(tokens)/60
-							requests := append(arrivals(rnd, 0, moves, 9, rate, request{n: 1, used: 1}), arrivals(rnd, moves, time.Minute, 2, rate, request{n: 1, used: 1})...)
-							start := time.Now()
-							s := play(t, fleetOn(t, 9, testnet.Far(delay), limit), requests)
-							i := slices.IndexFunc(s.refused, func(at time.Time) bool { return at.Sub(start) >= moves })
-							require.GreaterOrEqual(t, i, 0, "nobody was refused")
-							sum += 1 - float64(s.between(start, s.refused[i]))/float64(tokens)
-							assert.LessOrEqual(t, s.most(time.Minute), tokens)
-						})
-					}
-					t.Logf("%.1f %% unspent", 100*sum/seeds)
-					assert.LessOrEqual(t, sum/seeds, most)
-				})
-			}
-		}
-	}
-}
-
 // TestRollingStockOfWhoLeaves: a process holds much of a limit, and is closed, or forgets the key. The next one gets all of it at once.
 func TestRollingStockOfWhoLeaves(t *testing.T) {
 	for what, leave := range map[string]func(l *reservoir.Limiter){
@@ -402,70 +214,6 @@ func TestRollingWaits(t *testing.T) {
 				assert.Less(t, at, free+3*time.Second+500*time.Millisecond)
 			}
 		})
-	}
-}
-
-// TestRollingRetryAfter: who comes back after RetryAfter is served, if nobody else has come.
-func TestRollingRetryAfter(t *testing.T) {
-	const rounds = 34
-	for _, limit := range []reservoir.Limit{{Tokens: 3, Window: time.Second}, {Tokens: 10, Window: time.Second}, {Tokens: 60, Window: time.Minute}} {
-		for how, opt := range twoWays {
-			inBubble(t, fmt.Sprintf("%d/%s", limit.Tokens, how), func(t *testing.T) {
-				l, again := open(t, testnet.Far(rtt/2), limit.Rolling(), opt), 0
-				var s spends
-				for range rounds {
-					r := allow(t, l, "k", 1)
-					for ; r.Allowed; r = allow(t, l, "k", 1) {
-						s.add(r, 1)
-						time.Sleep(time.Duration(int64(len(s.all)%7)) * limit.Window / time.Duration(20*limit.Tokens))
-					}
-					require.LessOrEqual(t, r.RetryAfter, limit.Window*11/10)
-					time.Sleep(r.RetryAfter + 3*time.Microsecond) // memory rounds up
-					if r = allow(t, l, "k", 1); !r.Allowed {
-						again++
-					}
-					s.add(r, 1)
-				}
-				t.Logf("refused again in %d of %d rounds", again, rounds)
-				assert.Zero(t, again)
-				assert.LessOrEqual(t, s.most(limit.Window), limit.Tokens)
-			})
-		}
-	}
-}
-
-// TestRollingOneTokenAWindow: the smallest limit is served once in little more than a window.
-func TestRollingOneTokenAWindow(t *testing.T) {
-	const windows = 100
-	for how, opt := range twoWays {
-		for what, next := range map[string]func(t *testing.T, l *reservoir.Limiter) reservoir.Result{
-			"RetryAfter": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
-				r := allow(t, l, "k", 1)
-				time.Sleep(r.RetryAfter)
-				return r
-			},
-			"all the time": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
-				time.Sleep(10 * time.Millisecond)
-				return allow(t, l, "k", 1)
-			},
-			"Wait": func(t *testing.T, l *reservoir.Limiter) reservoir.Result {
-				r, err := l.Wait(bg, "k")
-				require.NoError(t, err)
-				return r
-			},
-		} {
-			inBubble(t, how+"/"+what, func(t *testing.T) {
-				l := open(t, testnet.Far(rtt/2), reservoir.PerSecond(1).Rolling(), opt)
-				var s spends
-				for start := time.Now(); time.Since(start) < windows*time.Second; {
-					s.add(next(t, l), 1)
-				}
-				each := float64(s.all[len(s.all)-1].at.Sub(s.all[0].at)) / float64(len(s.all)-1) / float64(time.Second)
-				t.Logf("one in %.3f windows", each)
-				assert.LessOrEqual(t, each, 1.10)
-				assert.EqualValues(t, 1, s.most(time.Second))
-			})
-		}
 	}
 }
 
