@@ -338,7 +338,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// refusesRO reports whether a server, or a proxy before it, does not know EVALSHA_RO or EVAL_RO, or does not allow it.
+// refusesRO reports whether a server, or a proxy before it, does not know EVALSHA_RO or EVAL_RO, does not allow it, or
+// takes TIME for a write, as miniredis does.
 func refusesRO(err error) bool {
-	return (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command")) && strings.Contains(err.Error(), "_ro'")
+	return redis.HasErrorPrefix(err, "unknown command") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), "_ro'") ||
+		isReply(err) && strings.Contains(err.Error(), "not allowed in read-only scripts")
 }

@@ -1,8 +1,7 @@
 // Miniredis is the server of examples/demo where no redis-server is installed: as a process of its own, it obeys the
 // lines "up" and "down" on its standard input, and ends when that ends.
 //
-// It runs the scripts of limits, but no other command of package redisstore, and is for
-// nothing but the demo.
+// It is for nothing but the demo.
 package main
 
 import (
