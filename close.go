@@ -56,7 +56,7 @@ func (s *sweeper) sweep() {
 		}
 	}
 	for _, s := range l.shards.Range {
-		if s := s.(*key.Shard); s.Open() {
+		if s := s.(*key.Shard); s.Open.Load() {
 			s.LineUp()
 		}
 	}
@@ -149,12 +149,12 @@ func (l *Limiter) handBack(ctx context.Context, k *key.Key) error {
 			return nil
 		}
 		err := ctx.Err()
-		if err == nil && f.Shard.Open() {
+		if err == nil && f.Shard.Open.Load() {
 			err = f.Shard.OpenError()
 		}
 		err = l.send(ctx, f, err)
 		switch {
-		case try == attempts || err != nil && (ctx.Err() != nil || f.Shard.Open()):
+		case try == attempts || err != nil && (ctx.Err() != nil || f.Shard.Open.Load()):
 			return err
 		case err != nil && pause(ctx, lastPause/2+chance.Part(lastPause/2), nil) != nil:
 			return err

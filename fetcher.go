@@ -236,7 +236,7 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int6
 			counts.Overdrawn.Add(n)
 		}
 	}
-	if shard.Open() {
+	if shard.Open.Load() {
 		err := shard.OpenError()
 		settled(backend.Reply{}, err)
 		return l.failed(ctx, err)
@@ -336,7 +336,7 @@ func (l *Limiter) stopReopening(ctx context.Context) {
 	l.shards.Range(func(_, value any) bool {
 		s := value.(*key.Shard)
 		s.Stop()
-		if !s.Open() || ctx.Err() != nil { // a shard without keys would take a walk over all keys
+		if !s.Open.Load() || ctx.Err() != nil { // a shard without keys would take a walk over all keys
 			return true
 		}
 		if stored, ok := s.ProbeKey(); ok {

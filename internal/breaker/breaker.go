@@ -17,7 +17,9 @@ import (
 // Breaker is the state of one shard. The zero Breaker is closed: calls go to the shard.
 // It is safe for concurrent use. Times are nanoseconds of the owner's clock.
 type Breaker struct {
-	open atomic.Bool
+	Open atomic.Bool // calls are withheld; written by Record
+
+	lead atomic.Int64 // see Lead, without slop
 
 	mu        sync.Mutex
 	failures  int // in a row
@@ -27,10 +29,10 @@ type Breaker struct {
 	pause     time.Duration
 	cause     error // why it is open
 	rejecting bool
-	rejected  int64    // when the last call was rejected
-	changes   []Change // not reported yet, in order
-	reporting bool     // a Report is under way
-	roundTrip lead
+	rejected  int64         // when the last call was rejected
+	changes   []Change      // not reported yet, in order
+	reporting bool          // a Report is under way
+	mean, dev time.Duration // of the time from ordering a batch to having it
 }
 
 // Change is a change of state, as the hook receives it.
@@ -62,9 +64,6 @@ const (
 	calm           = time.Second // after so long without a rejection, a served call ends the rejecting state
 )
 
-// Open reports whether calls are withheld.
-func (b *Breaker) Open() bool { return b.open.Load() }
-
 // Cause is the error that keeps the breaker open; nil if it is closed.
 func (b *Breaker) Cause() error {
 	b.mu.Lock()
@@ -76,7 +75,7 @@ func (b *Breaker) Cause() error {
 func (b *Breaker) Watched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.open.Load() || b.rejecting
+	return b.Open.Load() || b.rejecting
 }
 
 // Due reports whether it is time for a probe. If so, the caller must make a call and
@@ -84,7 +83,7 @@ func (b *Breaker) Watched() bool {
 func (b *Breaker) Due(now int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.open.Load() && !b.rejecting || b.probing || now < b.until {
+	if !b.Open.Load() && !b.rejecting || b.probing || now < b.until {
 		return false
 	}
 	b.probing = true
@@ -100,68 +99,53 @@ func (b *Breaker) NextProbe() int64 {
 
 // Record records the outcome of a call that was sent at sent. Many calls are in flight
 // when the breaker opens, so a failed or neutral call that was sent before the last
-// change is no news, and delays no probe. Record reports whether the shard needs probes
-// from now on.
+// change is no news, and delays no probe. Served calls do not end the rejecting state until calm has
+// passed. Record reports whether the shard needs probes from now on.
 func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch o {
-	case Answered, Rejected:
-		return b.answered(now, o == Rejected, err)
-	case Neutral:
+	was := Change{Open: b.Open.Load(), Rejecting: b.rejecting}
+	is := Change{Rejecting: was.Rejecting, Err: err}
+	switch {
+	case o == Neutral:
 		if b.probing && sent >= b.changed { // probe again, perhaps with another key
 			b.probing, b.until = false, now+int64(shortestPause)
 		}
 		return false
-	}
-	if sent < b.changed {
+	case o == Failed && sent < b.changed:
 		return false
+	case o == Failed:
+		b.probing = false
+		if b.failures++; b.failures < failuresToOpen {
+			return false
+		}
+		b.pause = min(max(2*b.pause, shortestPause), longestPause)
+		b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
+		is.Open, is.Rejecting, b.cause = true, false, err
+	default: // it answers
+		b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
+		if o == Rejected {
+			is.Rejecting, b.rejected, b.until = true, now, now+int64(calm)
+		} else if is.Err = nil; now-b.rejected >= int64(calm) {
+			is.Rejecting = false
+		}
 	}
-	b.probing = false
-	if b.failures++; b.failures < failuresToOpen {
-		return false
-	}
-	b.pause = min(max(2*b.pause, shortestPause), longestPause)
-	b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
-	watch = !b.open.Load()
-	b.set(true, false, err, now)
-	b.cause = err
-	return watch
-}
-
-// answered records that the shard answers, and reports whether this is the first
-// rejection. Served calls do not end the rejecting state until calm has passed.
-func (b *Breaker) answered(now int64, rejects bool, err error) (first bool) {
-	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
-	switch {
-	case rejects:
-		first = !b.rejecting
-		b.rejected, b.until = now, now+int64(calm)
-		b.set(false, true, err, now)
-	case !b.rejecting || now-b.rejected >= int64(calm):
-		b.set(false, false, nil, now)
-	}
-	return first
-}
-
-// set changes the state of the shard to well, away or rejecting.
-func (b *Breaker) set(open, rejecting bool, err error, now int64) {
-	if b.open.Load() == open && b.rejecting == rejecting {
-		return
-	}
-	if b.open.Swap(open) != open {
+	if is.Open != was.Open {
+		b.Open.Store(is.Open)
 		b.changed = now
 	}
-	b.rejecting = rejecting
-	b.changes = append(b.changes, Change{Open: open, Rejecting: rejecting, Err: err})
+	if b.rejecting = is.Rejecting; is.Open != was.Open || is.Rejecting != was.Rejecting {
+		b.changes = append(b.changes, is)
+	}
+	return is.Open && !was.Open || is.Rejecting && !was.Rejecting
 }
 
-// Reset closes the breaker of a shard that has no keys any more.
+// Reset closes the breaker of a shard that has no keys any more, as an answer after a calm does.
 func (b *Breaker) Reset(now int64) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
-	b.set(false, false, nil, now)
+	b.rejected = now - int64(calm)
+	b.mu.Unlock()
+	b.Record(now, now, Answered, nil)
 }
 
 // Report calls the hook for each pending change, in order and with no lock held. If
@@ -178,41 +162,31 @@ func (b *Breaker) Report(hook func(Change)) {
 	for len(b.changes) > 0 {
 		c := b.changes[0]
 		b.changes = b.changes[1:]
-		b.call(hook, c)
+		func() {
+			b.mu.Unlock()
+			defer b.mu.Lock() // even if the hook panics
+			hook(c)
+		}()
 	}
 	b.changes = nil
 }
 
-// call calls the hook without the lock, which it takes again even if the hook panics.
-func (b *Breaker) call(hook func(Change), c Change) {
-	b.mu.Unlock()
-	defer b.mu.Lock()
-	hook(c)
-}
-
-// lead estimates how long it takes from ordering a batch to having it: the round trip
-// as TCP estimates it (RFC 6298: smoothed mean and mean deviation).
-type lead struct{ mean, dev time.Duration }
-
 // slop is added to the lead time for the scheduling of goroutines.
 const slop = time.Millisecond
 
-// ObserveLead records how long a fetch took.
+// ObserveLead records how long it took from ordering a batch to having it. The estimate is that of TCP for round trips (RFC
+// 6298: smoothed mean and mean deviation).
 func (b *Breaker) ObserveLead(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := &b.roundTrip
-	if t.mean == 0 {
-		t.mean, t.dev = d, d/2
-		return
+	if b.mean == 0 {
+		b.mean, b.dev = d, d/2
+	} else {
+		b.dev += (max(b.mean-d, d-b.mean) - b.dev) / 4
+		b.mean += (d - b.mean) / 8
 	}
-	t.dev += (max(t.mean-d, d-t.mean) - t.dev) / 4
-	t.mean += (d - t.mean) / 8
+	b.lead.Store(int64(b.mean + 4*b.dev))
 }
 
-// Lead is the mean time from ordering a batch to having it, plus four deviations and slop.
-func (b *Breaker) Lead() time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.roundTrip.mean + 4*b.roundTrip.dev + slop
-}
+// Lead is the mean time from ordering a batch to having it, plus four deviations and slop. It takes no lock.
+func (b *Breaker) Lead() time.Duration { return time.Duration(b.lead.Load()) + slop }

@@ -22,11 +22,11 @@ func opened(t *testing.T, at int64) *Breaker {
 	b := new(Breaker)
 	for range failuresToOpen - 1 {
 		require.False(t, b.Record(at, at, Failed, errSilence))
-		require.False(t, b.Open())
+		require.False(t, b.Open.Load())
 		require.False(t, b.Due(at+2*int64(longestPause)))
 	}
 	require.True(t, b.Record(at, at, Failed, errSilence))
-	require.True(t, b.Open())
+	require.True(t, b.Open.Load())
 	return b
 }
 
@@ -42,7 +42,7 @@ func TestOpens(t *testing.T) {
 	assert.Equal(t, errSilence, b.Cause())
 	assert.Equal(t, []Change{{Open: true, Err: errSilence}}, told(b))
 	assert.False(t, b.Record(1, 1, Answered, nil))
-	assert.False(t, b.Open())
+	assert.False(t, b.Open.Load())
 	assert.NoError(t, b.Cause())
 	assert.Equal(t, []Change{{}}, told(b))
 	assert.False(t, b.Due(int64(time.Hour)), "there is nothing to find out")
@@ -52,7 +52,7 @@ func TestOpens(t *testing.T) {
 			assert.False(t, b.Record(2, 2, Failed, errSilence))
 		}
 		b.Record(2, 2, Answered, nil)
-		assert.False(t, b.Open(), "the failures are not in a row")
+		assert.False(t, b.Open.Load(), "the failures are not in a row")
 	}
 	assert.Empty(t, told(b))
 }
@@ -89,7 +89,7 @@ func TestNeutral(t *testing.T) {
 	b.Record(9, due, Neutral, errSilence)
 	assert.False(t, b.Due(due+200*ms), "that was not the probe")
 	b.Record(due, due, Neutral, errSilence)
-	assert.True(t, b.Open())
+	assert.True(t, b.Open.Load())
 	assert.False(t, b.Due(due+100*ms-1))
 	assert.True(t, b.Due(due+100*ms))
 
@@ -101,7 +101,7 @@ func TestNeutral(t *testing.T) {
 		closed.Record(0, 0, Neutral, errSilence)
 		closed.Record(0, 0, Failed, errSilence)
 	}
-	assert.True(t, closed.Open(), "it interrupts no row")
+	assert.True(t, closed.Open.Load(), "it interrupts no row")
 	at := closed.NextProbe()
 	closed.Record(0, 0, Neutral, nil)
 	assert.Equal(t, at, closed.NextProbe())
@@ -124,11 +124,11 @@ func TestStaleFailures(t *testing.T) {
 	for range 50 {
 		b.Record(due+1, due+3, Failed, errSilence)
 	}
-	assert.False(t, b.Open())
+	assert.False(t, b.Open.Load())
 	for range failuresToOpen {
 		b.Record(due+2, due+3, Failed, errSilence)
 	}
-	assert.True(t, b.Open(), "these were sent after it had closed")
+	assert.True(t, b.Open.Load(), "these were sent after it had closed")
 }
 
 // TestRejected: a shard that rejects every call answers. It is told once, and once
@@ -138,7 +138,7 @@ func TestRejected(t *testing.T) {
 	sec := int64(time.Second)
 	for range 10 * failuresToOpen {
 		b.Record(0, 7, Rejected, errPassword)
-		require.False(t, b.Open())
+		require.False(t, b.Open.Load())
 	}
 	assert.Equal(t, []Change{{Rejecting: true, Err: errPassword}}, told(&b))
 	assert.NoError(t, b.Cause(), "it is not open")
@@ -156,7 +156,7 @@ func TestRejected(t *testing.T) {
 func TestOneStateAtATime(t *testing.T) {
 	b := opened(t, 0)
 	b.Record(1, 1, Rejected, errPassword)
-	assert.False(t, b.Open())
+	assert.False(t, b.Open.Load())
 	for range failuresToOpen {
 		b.Record(2, 2, Failed, errSilence)
 	}
@@ -171,13 +171,13 @@ func TestReset(t *testing.T) {
 	b := opened(t, 0)
 	require.True(t, b.Due(b.NextProbe()))
 	b.Reset(9)
-	assert.False(t, b.Open())
+	assert.False(t, b.Open.Load())
 	assert.Equal(t, []Change{{Open: true, Err: errSilence}, {}}, told(b))
 	for range failuresToOpen {
-		assert.False(t, b.Open())
+		assert.False(t, b.Open.Load())
 		b.Record(9, 9, Failed, errSilence)
 	}
-	assert.True(t, b.Open())
+	assert.True(t, b.Open.Load())
 	assert.LessOrEqual(t, b.NextProbe(), 9+100*ms)
 	assert.True(t, b.Due(b.NextProbe()))
 }
@@ -231,7 +231,7 @@ func TestReportInOrder(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Empty(t, told(&b))
-	assert.Equal(t, b.Open(), open)
+	assert.Equal(t, b.Open.Load(), open)
 	assert.Positive(t, changes)
 }
 

@@ -21,7 +21,7 @@ func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Ke
 	e.init(at, e.Caller.Shard(e.Stored(name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)
-	if k.phase = retired; n <= limit.Tokens && k.shard.Open() {
+	if k.phase = retired; n <= limit.Tokens && k.shard.Open.Load() {
 		return k, k.withoutStore(n, stay, k.shard.OpenError())
 	}
 	e.Counts.Waited.Add(1)

@@ -333,7 +333,7 @@ func bucket(window time.Duration) time.Duration { return window / backend.Bucket
 func (k *machine) facts(now int64, did effect) next.Facts {
 	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
-		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open(), InLine: k.inLine, InFlight: u.fetch != nil,
+		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
 		Denied: u.denial.Until(), Recall: u.denial.Again(), Probe: did.probe > 0, Alive: w.Alive(now),
 		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
@@ -462,7 +462,7 @@ func (k *machine) serve(now int64, fresh bool) {
 	if u.denial.Until() == 0 && u.line.Parked > 0 { // the store has too little
 		k.deny(now)
 	}
-	if k.shard.Open() { // the others get none
+	if k.shard.Open.Load() { // the others get none
 		k.fallBack(u.line.Last, now, k.shard.OpenError())
 	}
 }

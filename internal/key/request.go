@@ -67,7 +67,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		}
 		k.phase = active // the key stays in memory, because a caller has come
 		k.findShard()
-		away := k.shard.Open()
+		away := k.shard.Open.Load()
 
 		// From memory.
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
@@ -129,7 +129,7 @@ func (k *Key) Expect(n int64) {
 		k.findShard()
 		l, w, u := k.Limit(), k.Lease(), k.use
 		switch {
-		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open():
+		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load():
 			return unchanged
 		case w.Alive(now) && (w.Stock() >= n || u.denial.Until() != 0):
 			return unchanged

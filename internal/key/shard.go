@@ -101,7 +101,7 @@ func (k *machine) leaveLine(s *Shard) {
 // goOn gives free slots to the keys in line. A key whose turn has come may need no call any
 // more.
 func (s *Shard) goOn() {
-	for !s.Open() {
+	for !s.Open.Load() {
 		k, first, ok := s.lane.Next()
 		if !ok {
 			return
@@ -136,7 +136,7 @@ func (s *Shard) LineUp() {
 // Resume lets the keys go on that stand in line though slots are free, as after an outage.
 // In steady state there are none, because the end of each call lets the next key go on.
 func (s *Shard) Resume() {
-	if s.Open() || !s.lane.Ready() || !s.env.Calls.Begin() {
+	if s.Open.Load() || !s.lane.Ready() || !s.env.Calls.Begin() {
 		return
 	}
 	go func() {
@@ -182,7 +182,7 @@ func (s *Shard) OpenError() error {
 func (s *Shard) MayCheck(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.Open() || now >= s.noCheckUntil
+	return !s.Open.Load() || now >= s.noCheckUntil
 }
 
 // CheckFailed withholds Checks for a while if the shard is away.

@@ -219,7 +219,7 @@ func (w *world) actions() (to []action) {
 		if len(p.keys) > 0 {
 			kept = i
 		}
-		if p.shard.Open() {
+		if p.shard.Open.Load() {
 			open = i
 		}
 		for j, k := range p.keys {
@@ -272,7 +272,7 @@ func (w *world) actions() (to []action) {
 		may(left.idles > 0 && slices.ContainsFunc(p.keys, func(k *Key) bool { return k.phase < leaving }), idle, i, 0)
 		may(left.limits > 0, larger, i, 0)
 		may(left.limits > 0, longer, i, 0)
-		may(left.outages > 0 && !p.shard.Open(), outage, i, 0)
+		may(left.outages > 0 && !p.shard.Open.Load(), outage, i, 0)
 	}
 	may(w.left[0].resets > 0, reset, 0, 0)
 	if w.left[0].times > 0 {
@@ -415,7 +415,7 @@ func (w *world) do(a action) error {
 		w.answers(p)
 	case outage:
 		left.outages--
-		for !p.shard.Open() {
+		for !p.shard.Open.Load() {
 			p.shard.Record(w.now, w.now, breaker.Failed, errLost)
 		}
 	case visit, idle:
@@ -478,7 +478,7 @@ func (w *world) do(a action) error {
 
 // answers ends an outage, if there is one.
 func (w *world) answers(p *proc) {
-	if p.shard.Open() {
+	if p.shard.Open.Load() {
 		p.shard.Record(w.now, w.now, breaker.Answered, nil)
 		p.shard.Resume()
 		synctest.Wait()

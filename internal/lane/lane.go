@@ -22,27 +22,16 @@ type Lane[T any] struct {
 // at most most.
 func (l *Lane[T]) Init(most, mostOfRest int) { l.most, l.mostOfRest = most, mostOfRest }
 
-// free reports whether a slot is free. The caller holds the lock.
-func (l *Lane[T]) free(urgent bool) bool {
-	return l.inFlight < l.most && (urgent || l.rest < l.mostOfRest)
-}
-
-// occupy takes a slot that is free, or gives it back if n is -1. The caller holds the lock.
-func (l *Lane[T]) occupy(urgent bool, n int) {
-	l.inFlight += n
-	if !urgent {
-		l.rest += n
-	}
-}
-
 // Take takes a slot if one is free.
 func (l *Lane[T]) Take(urgent bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.free(urgent) {
+	if l.inFlight == l.most || !urgent && l.rest == l.mostOfRest {
 		return false
 	}
-	l.occupy(urgent, 1)
+	if l.inFlight++; !urgent {
+		l.rest++
+	}
 	return true
 }
 
@@ -50,49 +39,48 @@ func (l *Lane[T]) Take(urgent bool) bool {
 func (l *Lane[T]) Free(urgent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.occupy(urgent, -1)
+	if l.inFlight--; !urgent {
+		l.rest--
+	}
 }
 
 // Push puts t at the end of a line.
 func (l *Lane[T]) Push(t T, urgent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	line := l.line(urgent)
-	*line = append(*line, t)
-}
-
-func (l *Lane[T]) line(urgent bool) *[]T {
 	if urgent {
-		return &l.urgent
+		l.urgent = append(l.urgent, t)
+	} else {
+		l.others = append(l.others, t)
 	}
-	return &l.others
 }
-
-// due reports whether the first in a line may go. The caller holds the lock.
-func (l *Lane[T]) due(urgent bool) bool { return len(*l.line(urgent)) > 0 && l.free(urgent) }
 
 // Ready reports whether somebody in line may go.
 func (l *Lane[T]) Ready() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.due(true) || l.due(false)
+	return l.inFlight < l.most && (len(l.urgent) > 0 || len(l.others) > 0 && l.rest < l.mostOfRest)
 }
 
 // Next takes a slot for the first who may go, and who leaves the line.
 func (l *Lane[T]) Next() (t T, urgent, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	urgent = l.due(true)
-	if !urgent && !l.due(false) {
+	line := &l.others
+	if urgent = len(l.urgent) > 0; urgent {
+		line = &l.urgent
+	}
+	if len(*line) == 0 || l.inFlight == l.most || !urgent && l.rest == l.mostOfRest {
 		return t, false, false
 	}
-	line := l.line(urgent)
+	if l.inFlight++; !urgent {
+		l.rest++
+	}
 	var none T
 	t, (*line)[0] = (*line)[0], none
 	if *line = (*line)[1:]; len(*line) == 0 {
-		*line = nil
+		*line = nil // and not an array of which nothing is used
 	}
-	l.occupy(urgent, 1)
 	return t, urgent, true
 }
 
