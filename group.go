@@ -226,10 +226,10 @@ func (l *Limiter) glance(name string) (r Result) {
 		}
 		return r
 	}
-	t, w := k.Limit(), k.Lease()
+	t, w := k.Limit(), k.Lease.Load()
 	r.Limit, r.Window = t.Tokens, t.Window
 	if w.Alive(l.env.Clock.Now()) {
-		r.Remaining, r.Reset = min(w.Available(), t.Tokens), w.Window.Time()
+		r.Remaining, r.Reset = min(w.Remaining.Load()+w.Stock.Load(), t.Tokens), w.Window.Time()
 	}
 	return r
 }
@@ -318,8 +318,8 @@ func (l *Limiter) refuses(r *Result, name string, n int64) bool {
 	if k == nil {
 		return false
 	}
-	w, now := k.Lease(), l.env.Clock.Now()
-	if k.Limit().Shadow || !w.Alive(now) || w.Stock() >= n {
+	w, now := k.Lease.Load(), l.env.Clock.Now()
+	if k.Limit().Shadow || !w.Alive(now) || w.Stock.Load() >= n {
 		return false
 	}
 	return l.refuse(r, k, w, now, n)

@@ -132,7 +132,7 @@ func (l *Limiter) allow(r *Result, ctx context.Context, name string, n int64) er
 // try decides from memory, without a lock, if that is possible. A Result has many words, so
 // the hot path writes it where the caller will read it.
 func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
-	w := k.Lease()
+	w := k.Lease.Load()
 	if w == nil {
 		return false
 	}
@@ -142,7 +142,7 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 	}
 	if left, ok := w.Spend(n); ok {
 		t := k.Limit() // before a reply changes what remains
-		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining()+left, t.Tokens)
+		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining.Load()+left, t.Tokens)
 		r.Reset, r.of, r.charged, r.gen, r.bucket = w.Window.Time(), k, n, w.Window.Gen, w.Bucket
 		if n > 1 {
 			k.Used(n)
@@ -160,8 +160,8 @@ func (l *Limiter) refuse(r *Result, k *key.Key, w *tokens.Lease, now, n int64) b
 		return false
 	}
 	k.Refused()
-	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Available(), t.Tokens)
-	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(w.RetryAfter(now), tokens.Longest(*t))
+	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Remaining.Load()+w.Stock.Load(), t.Tokens)
+	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*t))
 	return true
 }
 

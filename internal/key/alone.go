@@ -77,8 +77,8 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 			bucket = r.Grants[0].Bucket
 			state.Left = time.Duration(backend.BucketEnd(bucket, limit.Window)-r.Now) * time.Microsecond
 		}
-		now, of := k.env.Clock.Now(), tokens.New(r.Window)
-		if of.Apply(state, sent, now); !of.Alive(now) {
+		now, of := k.env.Clock.Now(), tokens.Lease{}
+		if of.Read(state, sent, now); !of.Alive(now) {
 			counts.Expire(n)
 			err = &backend.Error{Op: "sync", Class: backend.Unavailable, Err: ErrTooSlow}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // Fetch is a statement to the store, from its order to the reply. The limiter sends it, and
@@ -40,7 +41,7 @@ func (f *Fetch) asks() bool {
 // up to date.
 func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
-	u, w, counts, q := k.use, k.Lease(), &k.env.Counts, backend.Statement{}
+	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
 	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last}
 	u.fetch = f
 
@@ -180,10 +181,10 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			u.astray = 0
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.apply(c, &r, now)
-			if w := k.Lease(); w != nil && w.Window.Gen < f.void { // a Reset has overtaken the reply
+			if w := k.Lease.Load(); w != nil && w.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
 			}
-			waits = waits || k.Lease().Doubted()
+			waits = waits || k.Lease.Load().Doubted()
 			if did.fresh = !waits && k.Limit().Tokens <= f.Req.Limit.Tokens; !waits {
 				did.unserved = ErrTooSlow
 			}
@@ -251,7 +252,7 @@ const fewUses = 3
 // window. It reports whether callers in line wait for tokens that the store has called.
 func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Rolls()
-	u, was, spent, l := k.use, k.Lease(), k.Spent(), *k.Limit()
+	u, was, spent, l := k.use, k.Lease.Load(), k.Spent(), *k.Limit()
 	k.replyLost = false
 	u.backoff, u.pause, u.rejected, u.void = 0, 0, false, false
 
@@ -274,7 +275,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	// The account, and the window.
 	rest := int64(-1) // what the store had left when a caller was refused
 	if u.denial.Until() != 0 {
-		rest = was.Remaining()
+		rest = was.Remaining.Load()
 	}
 	m := k.Apply(q, r, c.Sent, now)
 	k.env.Counts.Move(m.Moved)
@@ -297,7 +298,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if q.Leaving && k.phase == leaving && !k.Outstanding() { // nothing went back after the statement
 		k.phase = left
 	}
-	w := k.Lease()
+	w := k.Lease.Load()
 	if w == nil { // nothing is charged, and so no window is open
 		u.denial.Open()
 		return waits
@@ -332,7 +333,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		if k.short = frees > 0 || r.Remaining < l.Tokens/backend.Buckets; frees > 0 { // processes do not all ask at once
 			frees += chance.Part(bucket(l.Window) / freesPart)
 		}
-		if f.Cause != next.Probe || r.Grant > 0 || w.Freed(now) { // else what a refusal has said before stays true
+		if f.Cause != next.Probe || r.Grant > 0 || now >= w.Reset.Load() { // else what a refusal has said before stays true
 			w.Free(frees, now)
 		}
 	}
@@ -368,8 +369,8 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	if f.asks() && u.demand != nil {
 		k.setReorder(reorder)
-	} else if f.asks() || !w.OrderDue() { // it was reached meanwhile
-		w.SetReorder(reorder)
+	} else if f.asks() || w.Reorder.Load() != tokens.Due { // it was reached meanwhile
+		w.Reorder.Store(reorder)
 	}
 	return waits
 }

@@ -172,9 +172,9 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Expire. Not after the change, which must not spend what is over.
 	moved, turned := k.Expire(now, u.fetch != nil)
 	k.env.Counts.Move(moved)
-	if u.denial.Until() != 0 && k.Rolls() && k.Lease().Freed(now+u.trip+tokens.Rounding) { // some tokens count no more
+	if u.denial.Until() != 0 && k.Rolls() && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
 		u.denial.Open()
-		k.Lease().AddRemaining(1)
+		k.Lease.Load().Remaining.Add(1)
 		turned = true
 	}
 	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
@@ -194,7 +194,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Serve.
 	if k.parted { // all that is at hand goes back, because handles still spend
 		u.denial.Open()
-		if w := k.Lease(); w != nil {
+		if w := k.Lease.Load(); w != nil {
 			if w.CancelOrder(); !w.Over(now) {
 				k.Return(-1)
 			}
@@ -230,7 +230,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 			u.timer.Reset(time.Duration(at - now))
 		}
 	}
-	invariant.That(u.denial.Until() == 0 || k.Lease() != nil || k.parted, "denied until %d without a lease", u.denial.Until())
+	invariant.That(u.denial.Until() == 0 || k.Lease.Load() != nil || k.parted, "denied until %d without a lease", u.denial.Until())
 	return f
 }
 
@@ -249,9 +249,9 @@ func (k *machine) keep() *use {
 	u.demand = demand.New(k.Balance(), k.first)
 	u.spread = spread(limit.Window)
 	u.surplus.Believes(k.free())
-	if w := k.Lease(); w != nil && k.first != 0 { // it was read once, at k.first
+	if w := k.Lease.Load(); w != nil && k.first != 0 { // it was read once, at k.first
 		u.demand.Opened(limit.Window, 0, 0)
-		u.demand.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.LatestEnd() - k.first), Remaining: w.Remaining()}, 0)
+		u.demand.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Latest - k.first), Remaining: w.Remaining.Load()}, 0)
 	}
 	return u
 }
@@ -291,7 +291,7 @@ func (k *machine) publish() {
 			until = min(until, u.denial.Recheck())
 		}
 		if k.Rolls() { // or a probe would put off what a refusal has said
-			until = min(until, k.Lease().Frees())
+			until = min(until, k.Lease.Load().Reset.Load())
 		}
 	}
 	k.Publish(until)
@@ -315,13 +315,13 @@ const (
 
 // sizes returns what sizes depend on besides the demand.
 func (k *machine) sizes(now int64) demand.Terms {
-	w, e, l := k.Lease(), k.env, *k.Limit()
+	w, e, l := k.Lease.Load(), k.env, *k.Limit()
 	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
 	switch t.Open = w.Alive(now); {
 	case k.Rolls():
 		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
 	case t.Open:
-		t.Left, t.Passed = time.Duration(w.Deadline()-now), l.Window-time.Duration(w.LatestEnd()-now)
+		t.Left, t.Passed = time.Duration(w.Deadline.Load()-now), l.Window-time.Duration(w.Latest-now)
 	}
 	return t
 }
@@ -331,7 +331,7 @@ func bucket(window time.Duration) time.Duration { return window / backend.Bucket
 
 // facts returns all facts of the key on which its next call depends.
 func (k *machine) facts(now int64, did effect) next.Facts {
-	w, u, l, rolls := k.Lease(), k.use, k.Limit(), k.Rolls()
+	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit(), k.Rolls()
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
@@ -347,7 +347,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	if w == nil {
 		return f
 	}
-	f.Over = w.LatestEnd()
+	f.Over = w.Latest
 	// A fetch has just found the old window again, though it is over by our clock, because
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
@@ -357,14 +357,14 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		f.Charge = max(u.charge, 1)
 	}
 	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && k.Unconfirmed() > 0
-	f.Low = w.OrderDue() && w.Remaining() > 0 && k.phase < leaving // or the batch would go back at once, again and again
+	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
 	// What lies idle. What is unspent of a rolling limit's bucket that is over goes along with the next statement, if the store knows of it.
 	back := int64(0)
 	if rolls {
 		back = k.Unconfirmed()
 	}
-	switch stock := w.Stock(); {
+	switch stock := w.Stock.Load(); {
 	case k.phase >= leaving || k.env.Direct:
 		f.Surplus = stock + back
 	case u.demand == nil || !keeps || f.InFlight: // a reply may bring what others want
@@ -399,7 +399,7 @@ const probeSlack = 20 * time.Millisecond
 // outlasts returns the surplus of a key that cannot be called, and when to look again: tokens that will not be used while the
 // limit lasts, if they are half of the stock, because less is not worth a call.
 func (k *machine) outlasts(now int64) (n, at int64) {
-	u, t, stock := k.use, k.sizes(now), k.Lease().Stock()
+	u, t, stock := k.use, k.sizes(now), k.Lease.Load().Stock.Load()
 	if !k.short || stock <= t.Limit.Tokens/50/t.Clients {
 		return 0, 0
 	}
@@ -428,14 +428,15 @@ func (k *machine) serve(now int64, fresh bool) {
 	if u.line.Len == 0 {
 		return
 	}
-	w, l := k.Lease(), k.Limit()
+	w, l := k.Lease.Load(), k.Limit()
 	rest := int64(math.MaxInt64)
 	var hand int64
 	var to waiters.Windows // not needed before the rest is known
 	if w.Alive(now) {
-		hand = k.Reserve()
-		if until := u.denial.Until(); fresh || until != 0 && (now < until || k.Rolls() && !w.Freed(now)) {
-			rest, to = w.Remaining(), waiters.Windows{Next: now + int64(w.RetryAfter(now)), Length: int64(l.Window), Tokens: l.Tokens}
+		k.Reserve()
+		hand = k.Reserved
+		if until := u.denial.Until(); fresh || until != 0 && (now < until || k.Rolls() && now < w.Reset.Load()) {
+			rest, to = w.Remaining.Load(), waiters.Windows{Next: max(w.Reset.Load(), now+1), Length: int64(l.Window), Tokens: l.Tokens}
 		}
 	}
 	u.line.Serve(hand, rest, to, func(c *waiter, v waiters.Verdict) {
@@ -445,7 +446,7 @@ func (k *machine) serve(now int64, fresh bool) {
 		o := outcome{}
 		switch v {
 		case waiters.Grant:
-			k.Take(c.N)
+			k.Reserved -= c.N
 			k.Used(c.N)
 			o.Answer = k.answer(true, c.N, now, k.env.source(c.N))
 		case waiters.Refuse:
@@ -470,14 +471,14 @@ func (k *machine) serve(now int64, fresh bool) {
 // deny refuses from memory: until it is this process' turn to probe, or the window ends or, of a rolling limit, some tokens count
 // no more.
 func (k *machine) deny(now int64) {
-	u, w, window := k.keep(), k.Lease(), k.Limit().Window
+	u, w, window := k.keep(), k.Lease.Load(), k.Limit().Window
 	if !u.demand.IsExhausted() && !k.Rolls() {
 		k.observe(now)
 		u.demand.Exhausted(now)
 	}
-	ends, turn := w.LatestEnd(), window/denial.Times
+	ends, turn := w.Latest, window/denial.Times
 	if k.Rolls() {
-		ends, turn = now+int64(w.RetryAfter(now))-u.trip-tokens.Rounding, window/rareTimes
+		ends, turn = max(w.Reset.Load(), now+1)-u.trip-tokens.Rounding, window/rareTimes
 	}
 	clients := time.Duration(max(k.clients, 1)) // times a year they overflow
 	u.denial.Deny(now, ends, min(turn, math.MaxInt64/64/clients)*clients, window)

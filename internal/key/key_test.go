@@ -202,7 +202,7 @@ func (k *Key) state() string {
 		return "left"
 	case k.phase == leaving:
 		return "leaving"
-	case k.Lease() == nil:
+	case k.Lease.Load() == nil:
 		return "cold"
 	case k.use != nil && k.use.denial.Until() != 0:
 		return "denied"
@@ -229,14 +229,14 @@ func TestIdleDenial(t *testing.T) {
 		r.other(t, 1000)
 		require.False(t, r.ask(t, k, 1).Allowed)
 		synctest.Wait() // the event ends after its answer
-		require.True(t, k.Lease().Denies(1, r.env.Clock.Now()))
+		require.True(t, k.Lease.Load().Denies(1, r.env.Clock.Now()))
 		r.away.Store(true)
 		r.forget(k)
 		figures, ok := k.Figures()
 		require.True(t, ok && figures.Exhausted)
-		require.False(t, k.Lease().Denies(1, r.env.Clock.Now()), "the next caller must come by the lock")
+		require.False(t, k.Lease.Load().Denies(1, r.env.Clock.Now()), "the next caller must come by the lock")
 		require.False(t, r.ask(t, k, 1).Allowed)
-		assert.True(t, k.Lease().Denies(1, r.env.Clock.Now()))
+		assert.True(t, k.Lease.Load().Denies(1, r.env.Clock.Now()))
 	})
 }
 
@@ -284,7 +284,7 @@ func TestLeavers(t *testing.T) {
 			r.ask(t, k, 10)
 			r.ask(t, k, 1)
 			synctest.Wait() // the event ends after its answer
-			held := k.Lease().Stock()
+			held := k.Lease.Load().Stock.Load()
 			require.Positive(t, held)
 			if full {
 				for i := range mostLeavers {
@@ -351,8 +351,8 @@ func TestGiveBackWhileACallerSpends(t *testing.T) {
 		r.hears, r.env.Sizing = true, demand.Policy{Kind: demand.Fixed, Min: 20}
 		r.ask(t, k, 1)
 		synctest.Wait()
-		w := k.Lease()
-		stock, spent := w.Stock(), int64(0)
+		w := k.Lease.Load()
+		stock, spent := w.Stock.Load(), int64(0)
 		require.Greater(t, stock, int64(2))
 		r.writes = func() { // once
 			r.writes, spent = nil, 1
@@ -362,7 +362,7 @@ func TestGiveBackWhileACallerSpends(t *testing.T) {
 		k.Hear(backend.Message{Kind: backend.Recall, Key: "k", Counter: r.limit.Counter(), Window: w.Window, Limit: 1000})
 		time.Sleep(2 * time.Millisecond)
 		require.EqualValues(t, 1, spent)
-		require.Zero(t, w.Stock())
+		require.Zero(t, w.Stock.Load())
 		require.Equal(t, stock-1, r.env.Counts.Returned.Load())
 	})
 }

@@ -14,7 +14,7 @@ import (
 // Hear is the event of a message about the key.
 func (k *Key) Hear(m backend.Message) {
 	k.event(func(now int64) effect {
-		w, u, rolls := k.Lease(), k.use, k.Rolls()
+		w, u, rolls := k.Lease.Load(), k.use, k.Rolls()
 		current := w != nil && (w.Window == m.Window || rolls)
 		switch {
 		case k.phase == retired || m.Counter != k.Limit().Counter():
@@ -25,9 +25,9 @@ func (k *Key) Hear(m backend.Message) {
 			return changed
 		case !current:
 		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && u.fetch == nil:
-			w.AddRemaining(-w.Remaining())
+			w.Remaining.Store(0)
 			k.deny(now)
-			if u.denial.Told(now, w.LatestEnd()); k.free() > 0 {
+			if u.denial.Told(now, w.Latest); k.free() > 0 {
 				u.surplus.Call(m.Window, rolls)
 			}
 			return changed
@@ -61,7 +61,7 @@ func (k *Key) Reset(void backend.Window) {
 // voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
 // may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
 func (k *machine) voided(of backend.Window, now int64) effect {
-	u, w := k.keep(), k.Lease()
+	u, w := k.keep(), k.Lease.Load()
 	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
 		return unchanged
 	}
@@ -78,7 +78,7 @@ func (k *machine) voided(of backend.Window, now int64) effect {
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
 // window, so that a false message does no harm.
 func (k *machine) void(now int64) effect {
-	k.Lease().Doubt(now)
+	k.Lease.Load().Doubt(now)
 	u := k.keep()
 	u.surplus = surplus.Surplus{}
 	u.denial.Reset()
@@ -180,7 +180,7 @@ func (k *Key) comeBack(limit backend.Limit) {
 
 // leave lets the key be forgotten, after a last statement if one is needed.
 func (k *machine) leave(now int64) {
-	k.Lease().CancelOrder()
+	k.Lease.Load().CancelOrder()
 	if k.phase = left; k.needsLast(now) {
 		k.phase = leaving
 	}
@@ -190,7 +190,7 @@ func (k *machine) leave(now int64) {
 // leaves: because of tokens that it holds or may have been granted, or because others
 // share the key and space their probes by the number of clients.
 func (k *machine) needsLast(now int64) bool {
-	w, closed := k.Lease(), k.env.Closed.Load()
+	w, closed := k.Lease.Load(), k.env.Closed.Load()
 	if !k.Keeps(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
 		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.Limit().Window)+2e9
 		return k.replyLost && (closed || recently)
@@ -200,7 +200,7 @@ func (k *machine) needsLast(now int64) bool {
 
 // hasLeft reports whether the key, which is idle, is needed no more.
 func (k *machine) hasLeft(now int64) bool {
-	w := k.Lease()
+	w := k.Lease.Load()
 	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
 	busy := k.use != nil && (k.use.fetch != nil || k.use.line.Len > 0)
 	return k.phase >= leaving && !busy && !holds && !(k.phase == leaving && k.needsLast(now))
@@ -241,7 +241,7 @@ func (k *Key) Visit() {
 	k.event(func(now int64) effect {
 		u, was := k.use, k.node.Tag
 		mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
-		if w := k.Lease(); w != nil {
+		if w := k.Lease.Load(); w != nil {
 			mark += uint64(w.Window.End) * 0x94d049bb133111eb
 		}
 		if u.share != nil {
@@ -314,7 +314,7 @@ func (k *Key) Figures() (f Figures, ok bool) {
 			Spent: k.Spent(), Denied: k.refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
 			Parted: k.parted, Exhausted: k.use.denial.Until() != 0,
 		}
-		if w := k.Lease(); w.Alive(now) {
+		if w := k.Lease.Load(); w.Alive(now) {
 			f.Window = w.Window
 		}
 		ok = k.phase != retired

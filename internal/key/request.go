@@ -46,7 +46,7 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 // want it to be asked for first.
 func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
 	k.event(func(now int64) effect {
-		u, l, lease := k.use, k.Limit(), k.Lease()
+		u, l, lease := k.use, k.Limit(), k.Lease.Load()
 		stay := stay && !l.Shadow // nobody waits for a limit in shadow
 		alive := lease.Alive(now)
 		switch {
@@ -77,7 +77,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 				return effect{changed: lease.ClaimReorder(left)}
 			}
 		}
-		if alive && !stay && u.denial.Until() != 0 && n > lease.Remaining()+k.Held() {
+		if alive && !stay && u.denial.Until() != 0 && n > lease.Remaining.Load()+k.Held() {
 			did := effect{}
 			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
 				did = effect{changed: true, probe: n}
@@ -127,11 +127,11 @@ func (k *Key) cancel(w *waiter) {
 func (k *Key) Expect(n int64) {
 	k.event(func(now int64) effect {
 		k.findShard()
-		l, w, u := k.Limit(), k.Lease(), k.use
+		l, w, u := k.Limit(), k.Lease.Load(), k.use
 		switch {
 		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load():
 			return unchanged
-		case w.Alive(now) && (w.Stock() >= n || u.denial.Until() != 0):
+		case w.Alive(now) && (w.Stock.Load() >= n || u.denial.Until() != 0):
 			return unchanged
 		}
 		k.phase = active
@@ -147,7 +147,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 		return
 	}
 	k.event(func(now int64) effect {
-		if k.Lease() != w || k.phase == retired {
+		if k.Lease.Load() != w || k.phase == retired {
 			return unchanged
 		}
 		if !k.parted {
@@ -168,24 +168,24 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 // smaller than what is used during the next fetch: the hot path reports only a stock that
 // falls to the point.
 func (k *machine) setReorder(point int64) {
-	w := k.Lease()
-	w.SetReorder(point)
+	w := k.Lease.Load()
+	w.Reorder.Store(point)
 	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens <= point {
-		w.Order()
+		w.Reorder.Store(tokens.Due)
 	}
 }
 
 // answer answers a request for n tokens.
 func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
-	w, l := k.Lease(), k.Limit()
+	w, l := k.Lease.Load(), k.Limit()
 	a := Answer{
-		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining()+k.Held(), l.Tokens),
+		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining.Load()+k.Held(), l.Tokens),
 		Of: w.Window, Bucket: w.Bucket, Reset: w.Window.Time(),
 	}
 	if allowed {
 		a.Charged = n
 	} else {
-		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(w.RetryAfter(now), tokens.Longest(*l))
+		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*l))
 	}
 	return a
 }
@@ -240,7 +240,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		if forgotten = k.phase == retired; forgotten {
 			return unchanged
 		}
-		w := k.Lease()
+		w := k.Lease.Load()
 		if !k.Keeps(now) { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
@@ -251,7 +251,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		if debt > 0 && !was {
 			k.keep().charge = k.chargeAt(now)
 		}
-		return effect{changed: w.ClaimReorder(w.Stock()) || debt > 0}
+		return effect{changed: w.ClaimReorder(w.Stock.Load()) || debt > 0}
 	})
 	return forgotten
 }
@@ -263,7 +263,7 @@ const chargePart = 20
 func (k *machine) chargeAt(now int64) int64 {
 	at := now + int64(k.Limit().Window)/chargePart
 	if !k.Rolls() {
-		at = min(at, k.Lease().Deadline()-2*int64(k.shard.Lead()))
+		at = min(at, k.Lease.Load().Deadline.Load()-2*int64(k.shard.Lead()))
 	}
 	return at
 }
@@ -305,7 +305,7 @@ func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, d
 // kept in memory and so cannot count. A new window ends with the store's, if one is open as far as this process knows, or by the
 // process' clock.
 func (k *machine) shareAt(now int64) *share {
-	u, policy, l, w := k.use, k.env.Fallback, k.Limit(), k.Lease()
+	u, policy, l, w := k.use, k.env.Fallback, k.Limit(), k.Lease.Load()
 	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == retired {
 		return nil
 	}
@@ -318,7 +318,7 @@ func (k *machine) shareAt(now int64) *share {
 	}
 	*s = share{length: l.Window}
 	if !w.Over(now) && l.Calendar.Period == 0 && !k.Rolls() {
-		s.window, s.end = w.Window, w.LatestEnd()
+		s.window, s.end = w.Window, w.Latest
 	} else {
 		end := l.Ends(time.Now()) // of a calendar, more exactly than an old reading
 		s.window, s.end = backend.Window{End: end.UnixMilli()}, now+int64(time.Until(end))
@@ -411,7 +411,7 @@ func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
 				switch {
 				case c.N > limit.Tokens:
 					v := k.env.TooMuch(limit)
-					if v.Err == nil && k.Lease().Alive(now) {
+					if v.Err == nil && k.Lease.Load().Alive(now) {
 						v.Answer = k.answer(false, c.N, now, Local)
 					}
 					u.line.Notify(c, outcome{v})

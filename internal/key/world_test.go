@@ -309,9 +309,9 @@ func (w *world) instant() int64 {
 					return 0 // it fires first
 				}
 			}
-			if l := k.Lease(); l != nil {
-				at2(l.Deadline())
-				at2(l.LatestEnd() + 1)
+			if l := k.Lease.Load(); l != nil {
+				at2(l.Deadline.Load())
+				at2(l.Latest + 1)
 			}
 		}
 	}
@@ -349,7 +349,7 @@ func (w *world) do(a action) error {
 	p := w.procs[i]
 	for _, p := range w.procs {
 		p.counted = p.env.Counts.Expired.Load()
-		p.dying = slices.ContainsFunc(p.keys, func(k *Key) bool { return k.Lease() != nil && !k.Lease().Alive(w.now) })
+		p.dying = slices.ContainsFunc(p.keys, func(k *Key) bool { return k.Lease.Load() != nil && !k.Lease.Load().Alive(w.now) })
 	}
 	switch a.kind {
 	case arrive, repeat, overtake, delay:
@@ -571,7 +571,7 @@ func (w *world) ask(who int, n int64, stay bool) {
 			}
 			p.keys = append(p.keys, k)
 		}
-		if lease := k.Lease(); !stay && lease.Alive(w.now) {
+		if lease := k.Lease.Load(); !stay && lease.Alive(w.now) {
 			if left, ok := lease.Spend(n); ok {
 				if n > 1 {
 					k.Used(n)
@@ -632,7 +632,7 @@ func (w *world) overrun(who int) {
 	k := p.keys[0]
 	s, was, over := w.of(k.Limit().Counter()), k.Spent(), p.env.Counts.Overdrawn.Load()
 	name := naive.Window{}
-	if lease := k.Lease(); lease != nil {
+	if lease := k.Lease.Load(); lease != nil {
 		name = s.name(lease.Window)
 	}
 	k.Overrun(1)

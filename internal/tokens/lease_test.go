@@ -20,7 +20,7 @@ var w = backend.Window{End: 1}
 // TestBounds: of several readings the closest bounds count, but they do not pass each
 // other, though the store counts in microseconds and its clock may be set.
 func TestBounds(t *testing.T) {
-	l := New(w)
+	l := newLease(w)
 	assert.False(t, l.Alive(0), "it has no end yet")
 	assert.False(t, l.Over(1<<60))
 	for _, row := range []struct {
@@ -33,112 +33,89 @@ func TestBounds(t *testing.T) {
 		{"none is left", 0, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms},
 		{"the store's clock was set back", 5 * ms, 9 * ms, 9 * ms, 14*ms - 2500, 14*ms - 2500, 14*ms - 2500},
 	} {
-		l.Apply(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
-		assert.Equal(t, []int64{row.deadline, row.reset, row.latest}, []int64{l.Deadline(), l.reset.Load(), l.LatestEnd()}, row.what)
+		l.Read(backend.State{Left: time.Duration(row.left), Remaining: 7}, row.sent, row.now)
+		assert.Equal(t, []int64{row.deadline, row.reset, row.latest}, []int64{l.Deadline.Load(), l.Reset.Load(), l.Latest}, row.what)
 		assert.True(t, l.Alive(row.deadline-1))
 		assert.False(t, l.Alive(row.deadline))
 		assert.False(t, l.Over(row.latest))
 		assert.True(t, l.Over(row.latest+1))
-		assert.EqualValues(t, 7, l.Remaining())
+		assert.EqualValues(t, 7, l.Remaining.Load())
 	}
-	assert.Equal(t, 4*time.Millisecond-2500, l.RetryAfter(10*ms))
-	assert.Equal(t, time.Duration(1), l.RetryAfter(20*ms))
 }
 
 // TestDoubt: nothing is spent after a doubt until a reading says that the window is open that was requested then or later, also
 // of another lease.
 func TestDoubt(t *testing.T) {
 	for _, next := range []bool{false, true} {
-		l := New(w)
-		l.Apply(backend.State{Left: time.Second}, 0, ms)
+		l := newLease(w)
+		l.Read(backend.State{Left: time.Second}, 0, ms)
 		assert.True(t, l.Alive(3*ms) && !l.Doubted())
 		l.Doubt(4 * ms)
 		if next {
 			l = l.turn(backend.Window{End: 2}, 1, 60*ms, 90*ms, 0)
-			assert.False(t, New(w).turn(l.Window, 1, 60*ms, 90*ms, 0).Doubted())
+			assert.False(t, newLease(w).turn(l.Window, 1, 60*ms, 90*ms, 0).Doubted())
 		}
-		l.Apply(backend.State{Left: time.Second}, 4*ms-1, 5*ms)
+		l.Read(backend.State{Left: time.Second}, 4*ms-1, 5*ms)
 		assert.True(t, l.Doubted())
 		assert.False(t, l.Alive(5*ms), "the reply may have left the store before")
-		l.Apply(backend.State{Left: time.Second}, 4*ms, 6*ms)
+		l.Read(backend.State{Left: time.Second}, 4*ms, 6*ms)
 		assert.True(t, l.Alive(6*ms) && !l.Doubted())
 	}
 	assert.False(t, (*Lease)(nil).Doubted())
-	l := New(w)
+	l := newLease(w)
 	l.Doubt(0)
 	assert.True(t, l.Doubted(), "at the clock's first instant")
 }
 
 func TestStock(t *testing.T) {
-	l := New(w)
-	l.Publish(10, 0)
+	l := newLease(w)
+	l.Stock.Store(10)
 	left, ok := l.Spend(4)
 	assert.True(t, ok)
 	assert.EqualValues(t, 6, left)
 	left, ok = l.Spend(7)
 	assert.False(t, ok)
 	assert.Zero(t, left)
-	assert.EqualValues(t, 6, l.Stock())
+	assert.EqualValues(t, 6, l.Stock.Load())
 	_, ok = l.Spend(6)
 	assert.True(t, ok, "the last")
-	l.Publish(10, 0)
-	spent, left := l.SpendUpTo(4)
-	assert.Equal(t, [2]int64{4, 6}, [2]int64{spent, left})
-	assert.EqualValues(t, 6, l.Stock())
-	spent, left = l.SpendUpTo(7)
-	assert.Equal(t, [2]int64{6, 0}, [2]int64{spent, left}, "all that there is")
-	assert.Zero(t, l.Stock())
-	l.Publish(5, 0)
-	l.Apply(backend.State{Remaining: 8}, 0, 0)
-	assert.EqualValues(t, 13, l.Available())
-	assert.EqualValues(t, 5, l.Reserve())
-	assert.EqualValues(t, 8, l.Available())
-	l.Publish(5, 0)
-	assert.EqualValues(t, 5, l.Drain())
-	assert.Zero(t, l.Drain())
-	l.AddRemaining(-9)
-	assert.Zero(t, l.Remaining())
-	l.AddRemaining(2)
-	assert.EqualValues(t, 2, l.Remaining())
+	l.Stock.Store(10)
+	assert.EqualValues(t, 4, l.spendUpTo(4))
+	assert.EqualValues(t, 6, l.spendUpTo(7), "all that there is")
+	assert.Zero(t, l.Stock.Load())
 }
 
 // TestClaimReorder: of all who see the stock at the re-order point, one must order.
 func TestClaimReorder(t *testing.T) {
-	l := New(w)
+	l := newLease(w)
 	assert.False(t, l.ClaimReorder(0), "there is none")
-	l.SetReorder(3)
+	l.Reorder.Store(3)
 	assert.False(t, l.ClaimReorder(4))
 	assert.True(t, l.ClaimReorder(3))
-	assert.True(t, l.OrderDue())
+	assert.EqualValues(t, Due, l.Reorder.Load())
 	assert.False(t, l.ClaimReorder(3), "once")
-	l.SetReorder(0)
-	assert.False(t, l.OrderDue())
-	assert.True(t, l.ClaimReorder(0))
-	l.SetReorder(-5)
-	assert.False(t, l.ClaimReorder(0), "there is none")
 	l.CancelOrder()
-	l.Order()
-	assert.True(t, l.OrderDue())
+	assert.EqualValues(t, None, l.Reorder.Load())
+	l.Reorder.Store(0)
 	l.CancelOrder()
-	assert.False(t, l.OrderDue())
-	assert.False(t, (*Lease)(nil).OrderDue())
+	assert.True(t, l.ClaimReorder(0), "none was due that could be cancelled")
 	(*Lease)(nil).CancelOrder()
 }
 
 // TestDenies: by the stock and by what the store has left.
 func TestDenies(t *testing.T) {
-	l := New(w)
-	l.Apply(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
-	l.Publish(3, 0)
+	l := newLease(w)
+	l.Read(backend.State{Left: time.Second, Remaining: 2}, 0, 0)
+	l.Stock.Store(3)
 	assert.False(t, l.Denies(9, 0), "not known")
-	l.Publish(0, 100*ms)
+	l.deny(100 * ms)
 	assert.False(t, l.Denies(5, 0))
 	assert.True(t, l.Denies(6, 0))
 	assert.True(t, l.Denies(6, 100*ms-1))
 	assert.False(t, l.Denies(6, 100*ms+3000), "over")
-	l.Reserve()
+	l.deny(0)
 	assert.False(t, l.Denies(6, 0), "stock is hidden")
-	l.Publish(3, -1)
+	l.deny(-1)
 	assert.False(t, l.Denies(6, 0))
 }
 
@@ -146,12 +123,12 @@ func TestDenies(t *testing.T) {
 // the stock. None stores an instant that it has seen, whatever the instant is.
 func TestDenialsDiffer(t *testing.T) {
 	for _, until := range []int64{1, 998, 999, 1000, 1499, 1999, 1<<20 - 1, 1 << 40, 1<<62 - 1} {
-		l, seen := New(w), map[int64]bool{}
+		l, seen := newLease(w), map[int64]bool{}
 		for i := range 500 {
 			if i%3 == 0 {
-				l.Reserve()
+				l.deny(0)
 			}
-			l.Publish(0, until)
+			l.deny(until)
 			d := l.denied.Load()
 			require.GreaterOrEqual(t, d, until)
 			require.LessOrEqual(t, d, until+3*int64(time.Microsecond))
@@ -161,23 +138,29 @@ func TestDenialsDiffer(t *testing.T) {
 	}
 }
 
-// TestNoFalseRefusal: the owner hides the stock and shows it again, always enough for
-// a request of one. Nobody is refused.
+// with are tokens whose lease has a stock.
+func with(stock int64) (*Tokens, *Lease) {
+	x, l := new(Tokens), newLease(w)
+	l.Stock.Store(stock)
+	x.Lease.Store(l)
+	return x, l
+}
+
+// TestNoFalseRefusal: the owner hides the stock and shows it again, always enough for a request of one. Nobody is refused.
 func TestNoFalseRefusal(t *testing.T) {
 	for _, until := range []int64{1 << 40, 1<<40 + 999 - (1<<40)%1000} {
-		l := New(w)
-		l.Apply(backend.State{Left: time.Hour}, 0, 0)
-		l.Publish(1, until)
+		x, l := with(1)
+		x.Publish(until)
 		var stop atomic.Bool
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			defer stop.Store(true)
 			for i := range 5_000 {
-				n := l.Reserve()
+				x.Reserve()
 				if i%100 == 0 {
 					runtime.Gosched()
 				}
-				l.Publish(n, until)
+				x.Publish(until)
 			}
 		})
 		for range 2 {
@@ -194,41 +177,35 @@ func TestNoFalseRefusal(t *testing.T) {
 	}
 }
 
-// TestSpendIsExact: however many spend, and whatever the owner does meanwhile, as much
-// is spent as was put in.
+// TestSpendIsExact: however many spend, and whatever the owner does meanwhile, as much is spent as was put in.
 func TestSpendIsExact(t *testing.T) {
 	const tokens = 60_000
-	l := New(w)
+	x, l := with(0)
 	var spent atomic.Int64
 	var done atomic.Bool
 	var wg sync.WaitGroup
 	for i := range 3 {
 		n := int64(1 + i)
 		wg.Go(func() {
-			for !done.Load() || l.Stock() >= n {
+			for !done.Load() || l.Stock.Load() >= n {
 				left, ok := l.Spend(n)
 				if ok {
 					spent.Add(n)
 				}
-				part, rest := l.SpendUpTo(n)
+				part := l.spendUpTo(n)
 				spent.Add(part)
-				if min(left, part, rest) < 0 {
+				if min(left, part) < 0 {
 					t.Error("less than nothing is left")
 				}
 			}
 		})
 	}
-	var drained int64
-	for put := int64(0); put < tokens; {
-		hidden := l.Reserve() + 6
-		put += 6
-		if put%600 == 0 {
-			drained += hidden
-			hidden = l.Drain()
-		}
-		l.Publish(hidden, put%2)
+	for put := int64(0); put < tokens; put += 6 {
+		x.Reserve()
+		x.Reserved += 6
+		x.Publish(put % 2)
 	}
 	done.Store(true)
 	wg.Wait()
-	assert.EqualValues(t, tokens, spent.Load()+drained+l.Drain())
+	assert.EqualValues(t, tokens, spent.Load()+x.Held())
 }

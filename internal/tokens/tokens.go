@@ -26,10 +26,11 @@ import (
 // Those of a fixed limit belong to a window, and so does the lease. Those of a rolling limit belong to buckets; see [Buckets].
 // Its lease is that of the first bucket of which there are tokens, and ends with it, though the stock has those of later ones, too.
 type Tokens struct {
-	lease    atomic.Pointer[Lease]
-	account  Account
-	buckets  *Buckets // the account of a rolling limit; otherwise nil
-	reserved int64    // taken out of the lease for callers in line
+	Lease    atomic.Pointer[Lease] // from which requests are served; nil = none. Anybody may load it, and Tokens writes it
+	Reserved int64                 // taken out of the lease for callers in line. The owner takes from it for one who is served
+
+	account Account
+	buckets *Buckets // the account of a rolling limit; otherwise nil
 }
 
 // Charge is what a request was charged: so many tokens, in a window or, of a rolling limit, under the lease of a bucket.
@@ -47,14 +48,16 @@ func (t *Tokens) Init(limit backend.Limit, life int64) {
 	}
 }
 
-// Lease is that from which requests are served, or nil.
-func (t *Tokens) Lease() *Lease { return t.lease.Load() }
-
 // Rolls reports whether the limit is a rolling one.
 func (t *Tokens) Rolls() bool { return t.buckets != nil }
 
 // Held is what the process holds, whether it may still be spent or not.
-func (t *Tokens) Held() int64 { return t.lease.Load().Stock() + t.reserved }
+func (t *Tokens) Held() int64 {
+	if w := t.Lease.Load(); w != nil {
+		return w.Stock.Load() + t.Reserved
+	}
+	return t.Reserved
+}
 
 // Spent is how many tokens requests have used over the account's life.
 func (t *Tokens) Spent() int64 { return t.Balance() - t.Held() - t.Unconfirmed() }
@@ -94,41 +97,41 @@ func (t *Tokens) Charged() bool {
 // Keeps reports whether what is held is not over. In the last moment of a fixed window it is; what a rolling limit's account has
 // may count for longer than its lease.
 func (t *Tokens) Keeps(now int64) bool {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	return w.Alive(now) || t.buckets != nil && !w.Over(now)
 }
 
-// Reserve takes the stock out for callers in line, so that a newcomer cannot spend what they wait for, and returns what is reserved.
-func (t *Tokens) Reserve() int64 {
-	t.reserved += t.lease.Load().Reserve()
-	return t.reserved
+// Reserve takes the stock out for callers in line, so that a newcomer cannot spend what they wait for. Until the next Publish nobody is
+// refused without a lock.
+func (t *Tokens) Reserve() {
+	if w := t.Lease.Load(); w != nil {
+		w.deny(0)
+		t.Reserved += w.Stock.Swap(0)
+	}
 }
 
-// Take takes n reserved tokens for a caller in line, and returns how many are left.
-func (t *Tokens) Take(n int64) int64 {
-	t.reserved -= n
-	return t.reserved
-}
-
-// Publish puts what is reserved into the stock, and lets callers be refused until denied; 0 = the store may have more.
+// Publish puts what is reserved into the stock, and then lets callers be refused until denied; 0 = the store may have more.
 func (t *Tokens) Publish(denied int64) {
-	if w := t.lease.Load(); w != nil {
-		n := t.reserved
-		t.reserved = 0
-		w.Publish(n, denied)
+	if w := t.Lease.Load(); w != nil {
+		if n := t.Reserved; n != 0 {
+			t.Reserved = 0
+			w.Stock.Add(n)
+		}
+		w.deny(denied)
 	}
 }
 
 // drain takes out all that is held.
 func (t *Tokens) drain() int64 {
-	n := t.lease.Load().Drain() + t.reserved
-	t.reserved = 0
+	t.Reserve()
+	n := t.Reserved
+	t.Reserved = 0
 	return n
 }
 
 // State writes the account into q, which is about to be sent. Replies to earlier statements count no more.
 func (t *Tokens) State(q *backend.Statement, now int64) {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	if q.Runs = w.Alive(now); t.buckets != nil {
 		t.buckets.State(q)
 	} else if w != nil {
@@ -148,13 +151,13 @@ type Change struct {
 // Apply applies the reply r to q, the last statement, which was sent at sent, and is neither void nor astray. Grants are reserved
 // then, and so is all that is held.
 func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) (c Change) {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	if t.buckets != nil {
 		c.Moved, c.Kept = t.buckets.Apply(q, r, t.drain(), sent, now), true
-		t.reserved = t.buckets.held() // what a Reset has voided, and what counts no more, is not among it
+		t.Reserved = t.buckets.held() // what a Reset has voided, and what counts no more, is not among it
 		t.turn(r.Window, sent, now)
 		t.Reserve()
-		t.lease.Load().remaining.Store(r.Remaining)
+		t.Lease.Load().Remaining.Store(r.Remaining)
 		return c
 	}
 	var held int64
@@ -168,16 +171,16 @@ func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) 
 	c.Moved = t.account.Apply(q, r, held)
 	if c.Window {
 		if w = nil; r.Window.End != 0 {
-			w = New(r.Window)
+			w = newLease(r.Window)
 		}
-		t.lease.Store(w)
+		t.Lease.Store(w)
 		if c.Kept {
-			t.reserved += held
+			t.Reserved += held
 		}
 	}
 	if w != nil {
-		w.Apply(r.State, sent, now)
-		t.reserved += r.Grant
+		w.Read(r.State, sent, now)
+		t.Reserved += r.Grant
 		t.Reserve()
 	}
 	return c
@@ -186,22 +189,24 @@ func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) 
 // turn gives back the tokens of buckets that are over, and makes the lease that of the first bucket with tokens. sent is when the
 // reading was requested that says window, and -1 if none has just come.
 func (t *Tokens) turn(window backend.Window, sent, now int64) (expired bool) {
-	from, b := t.lease.Load(), t.buckets
-	if expired = sent >= 0 || from.Bucket != 0 && now >= from.Deadline(); expired {
+	from, b := t.Lease.Load(), t.buckets
+	if expired = sent >= 0 || from.Bucket != 0 && now >= from.Deadline.Load(); expired {
 		held := t.drain() // or callers could spend them meanwhile
-		t.reserved = held - b.Expire(held, now)
+		t.Reserved = held - b.Expire(held, now)
 	}
 	bucket, longest := b.First(), int64(Longest(b.limit))
 	latest, deadline := now+longest, sent+longest // nobody knows when the statement arrived in between
 	if sent < 0 {
-		latest, deadline = from.latest, from.latest
+		latest, deadline = from.Latest, from.Latest
 	}
 	if bucket != 0 {
 		deadline = b.Deadline(bucket)
 	}
 	if to := from.turn(window, bucket, deadline, latest, sent); to != from {
-		t.lease.Store(to) // before the stock moves, so that a caller with the old lease finds the new one
-		t.reserved += from.Drain()
+		t.Lease.Store(to) // before the stock moves, so that a caller with the old lease finds the new one
+		if from != nil {
+			t.Reserved += from.Stock.Swap(0)
+		}
 	}
 	return expired
 }
@@ -218,11 +223,11 @@ func Longest(l backend.Limit) time.Duration {
 // Expire counts what is over: the tokens and the debt of a window, unless a reply that is on its way decides, and the tokens of buckets,
 // which go back to them. It reports whether tokens are reserved now that were not.
 func (t *Tokens) Expire(now int64, inFlight bool) (m Moved, reserved bool) {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	switch {
 	case w == nil:
 	case t.buckets != nil:
-		if !w.Doubted() && w.Bucket != 0 && now >= w.Deadline() {
+		if !w.Doubted() && w.Bucket != 0 && now >= w.Deadline.Load() {
 			return m, t.turn(w.Window, -1, now)
 		}
 	case w.Over(now) && !inFlight:
@@ -239,18 +244,18 @@ func (t *Tokens) Leave() (m Moved) {
 	} else {
 		m = t.account.lose(held)
 	}
-	t.lease.Store(nil)
+	t.Lease.Store(nil)
 	return m
 }
 
 // Return takes up to n tokens out of the stock that go back with the next statement, or all that is held if n is negative. It
 // returns how many.
 func (t *Tokens) Return(n int64) int64 {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	if n < 0 {
 		n = t.drain()
-	} else if n, _ = w.SpendUpTo(n); n > 0 {
-		w.AddRemaining(n)
+	} else if n = w.spendUpTo(n); n > 0 {
+		w.Remaining.Add(n)
 	}
 	if n > 0 {
 		t.giveBack(n)
@@ -277,7 +282,7 @@ type Refunded struct {
 // and again creates no tokens. ok is false if they belong to a window that is over: they have expired. Unless they may be spent here
 // again, all go back to the store.
 func (t *Tokens) Refund(c Charge, n int64, spend bool, now int64) (r Refunded, ok bool) {
-	w := t.lease.Load()
+	w := t.Lease.Load()
 	switch {
 	case w == nil:
 		return r, false
@@ -290,7 +295,7 @@ func (t *Tokens) Refund(c Charge, n int64, spend bool, now int64) (r Refunded, o
 			present = t.buckets.Now(now)
 		}
 		r.Stock, r.Back = t.buckets.Refund(n, c.Bucket, present, t.Held())
-		if t.reserved += r.Stock; r.Stock > 0 {
+		if t.Reserved += r.Stock; r.Stock > 0 {
 			t.turn(w.Window, -1, now)
 		}
 		return r, r.Stock+r.Back > 0
@@ -304,14 +309,13 @@ func (t *Tokens) Refund(c Charge, n int64, spend bool, now int64) (r Refunded, o
 		r.Stock, r.Back = 0, r.Stock
 		t.giveBack(r.Back)
 	}
-	t.reserved += r.Stock
+	t.Reserved += r.Stock
 	return r, true
 }
 
 // Overrun takes n tokens that were used above a charge out of the stock, and what it lacks as debt. It returns how much is debt.
 func (t *Tokens) Overrun(n, now int64) (debt int64) {
-	paid, _ := t.lease.Load().SpendUpTo(n)
-	if debt = n - paid; debt > 0 && t.buckets != nil {
+	if debt = n - t.Lease.Load().spendUpTo(n); debt > 0 && t.buckets != nil {
 		t.buckets.Declare(debt, t.buckets.Now(now))
 	} else if debt > 0 {
 		t.account.Declare(debt)
