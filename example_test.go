@@ -459,6 +459,35 @@ func ExampleWithName() {
 	// true 100
 }
 
+// Limiters of one name, one length and one store count together. So background jobs with a lower limit leave the rest of a
+// provider's limit to users.
+func Example_priority() {
+	store, ctx := memstore.New(), context.Background()
+	users, err := reservoir.New(store, reservoir.PerMinute(1000))
+	if err != nil {
+		panic(err)
+	}
+	jobs, err := reservoir.New(store, reservoir.PerMinute(600))
+	if err != nil {
+		panic(err)
+	}
+	for range 500 {
+		_, _ = users.Allow(ctx, "provider")
+	}
+	admitted := map[*reservoir.Limiter]int{}
+	for _, l := range []*reservoir.Limiter{jobs, users} {
+		for {
+			if r, err := l.Allow(ctx, "provider"); err != nil || !r.Allowed {
+				break
+			}
+			admitted[l]++
+		}
+	}
+	fmt.Println("jobs", admitted[jobs], "users", 500+admitted[users])
+	// Output:
+	// jobs 100 users 900
+}
+
 // A limit in shadow shows what it would refuse before you enforce it.
 func ExampleLimit_shadow() {
 	limit := reservoir.PerHour(2)

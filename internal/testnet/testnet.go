@@ -29,7 +29,7 @@ type Network struct {
 	Serve   func(ctx context.Context, c *Call) error           // delays a call that has arrived, or turns it away
 	Request func(q *backend.Statement)                         // changes statements
 	Reply   func(reply any)                                    // changes replies: a *backend.Reply, for example
-	Travel  func(who int, leg Leg) time.Duration               // how long what starts now takes; set it before the first call
+	Travel  func(who int, leg Leg) time.Duration               // how long what starts now takes; a message with a negative time is lost
 
 	store    atomic.Pointer[backend.Store]
 	ahead    atomic.Int64
@@ -415,13 +415,17 @@ type subscription struct {
 
 // send delivers m after the network's delay.
 func (s *subscription) send(m backend.Message) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiting = append(s.waiting, m)
 	s.net.Lock()
 	delay := s.net.delay
 	s.net.Unlock()
-	time.AfterFunc(s.net.takes(s.who, Message, delay), func() {
+	takes := s.net.takes(s.who, Message, delay)
+	if takes < 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = append(s.waiting, m)
+	time.AfterFunc(takes, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		m := s.waiting[0]
