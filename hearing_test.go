@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -85,83 +84,6 @@ func TestResetIsHeard(t *testing.T) {
 	})
 }
 
-// TestResetOvertakesAReply: a reply that left the store before a Reset, and comes after its message,
-// does not bring the void window back: neither its stock nor its denial.
-func TestResetOvertakesAReply(t *testing.T) {
-	for _, known := range []bool{false, true} {
-		for executed := range 2 { // after so many Resets of two
-			inBubbles(t, fmt.Sprintf("known=%t/executed=%d", known, executed), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-				net := testnet.Far(time.Millisecond)
-				all := fleetOn(t, 2, net, reservoir.PerHour(100), opt, reservoir.WithFetchTimeout(time.Minute), reservoir.WithIdle(time.Hour))
-				void := map[backend.Window]bool{reservoir.WindowOf(allow(t, all[0], "k", 1)): true}
-				if known {
-					drain(t, all[1], "k", 1)
-					for net.Faults(func(c *testnet.Call) testnet.Fault {
-						if c.Who == 1 {
-							return testnet.Hold
-						}
-						return testnet.Fine
-					}); held(net) == nil; time.Sleep(time.Second) {
-						go allow(t, all[1], "k", 1) // which causes a probe now and then
-						synctest.Wait()
-					}
-				} else {
-					net.Always(testnet.Hold)
-					go allow(t, all[1], "k", 1)
-					synctest.Wait()
-					net.Faults(nil)
-				}
-				call := held(net)
-				require.NotNil(t, call)
-				for n := range 2 {
-					if n == executed {
-						net.Lock()
-						_, _ = net.Execute(call)
-						net.Unlock()
-					}
-					require.NoError(t, all[0].Reset(bg, "k"))
-					if n < 1 {
-						void[reservoir.WindowOf(allow(t, all[0], "k", 1))] = true
-					}
-					synctest.Wait()
-				}
-				net.Faults(nil)
-				net.Lock()
-				net.Answer(call)
-				net.Unlock()
-				synctest.Wait()
-				begin := time.Now()
-				r := allow(t, all[1], "k", 1)
-				require.True(t, r.Allowed)
-				require.NotContains(t, void, reservoir.WindowOf(r))
-				require.LessOrEqual(t, time.Since(begin), 4*rtt, "what the other one has ordered ahead may have to be called back")
-			})
-		}
-	}
-}
-
-// held is a call that the network holds, or nil.
-func held(net *testnet.Network) *testnet.Call {
-	net.Lock()
-	defer net.Unlock()
-	return net.Pick(0)
-}
-
-// A statement that the network repeats after a Reset is void, as is the window: its callers do not wait for that window's end.
-func TestVoidReplyAfterAReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100), opt)
-		allow(t, l, "k", 1)
-		require.NoError(t, l.Reset(bg, "k"))
-		net.Next("sync", testnet.Repeat)
-		begin := time.Now()
-		assert.True(t, allow(t, l, "k", 1).Allowed)
-		assert.Equal(t, 1, net.Happened(testnet.Repeat))
-		assert.Less(t, time.Since(begin), 10*time.Millisecond)
-	})
-}
-
 // TestUnheardReset: a process to which no message comes refuses on, and learns of the Reset by a probe.
 func TestUnheardReset(t *testing.T) {
 	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
@@ -178,57 +100,6 @@ func TestUnheardReset(t *testing.T) {
 		}
 		require.Less(t, time.Since(begin), time.Hour)
 		balance(t, all[1])
-	})
-}
-
-// TestResetsAnywhere: whatever is under way when a Reset comes, also at a window's end, and whether it is
-// heard or not, no window admits more than the limit and no token is lost.
-func TestResetsAnywhere(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		for seed := range uint64(6) {
-			rnd := rand.New(rand.NewPCG(seed, 27))
-			limit := []reservoir.Limit{reservoir.PerMinute(40), reservoir.PerDay(40, nil)}[seed%2]
-			net := testnet.Far(time.Millisecond)
-			all := fleetOn(t, 3, net, limit, opt)
-			var mu sync.Mutex
-			admitted := map[backend.Window]int64{}
-			request := func(l *reservoir.Limiter) {
-				r, err := l.Allow(bg, "k")
-				if assert.NoError(t, err); r.Allowed {
-					mu.Lock()
-					defer mu.Unlock()
-					admitted[reservoir.WindowOf(r)]++
-				}
-			}
-			end := time.Now().Truncate(limit.Window).Add(limit.Window) // of the first window, in the day's case
-			for range 60 {
-				if rnd.IntN(4) == 0 {
-					time.Sleep(time.Until(end) - time.Duration(rnd.IntN(6))*time.Millisecond)
-					end = end.Add(limit.Window)
-				}
-				if deaf := rnd.IntN(6); deaf < 2 {
-					net.Deafen([]error{nil, errors.New("cut")}[deaf])
-				}
-				if rnd.IntN(2) == 0 {
-					go func() { assert.NoError(t, all[0].Reset(bg, "k")) }()
-				}
-				for range 30 {
-					go request(all[rnd.IntN(3)])
-					time.Sleep(time.Duration(rnd.IntN(1000)) * time.Microsecond)
-				}
-			}
-			time.Sleep(10 * time.Millisecond)
-			synctest.Wait()
-			mu.Lock()
-			assert.Greater(t, len(admitted), 20, "windows")
-			for w, n := range admitted {
-				assert.LessOrEqual(t, n, limit.Tokens, "%v seed %d", w, seed)
-			}
-			mu.Unlock()
-			for _, l := range all {
-				balance(t, l)
-			}
-		}
 	})
 }
 
@@ -667,22 +538,5 @@ func TestLeaversAreForgotten(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		require.Positive(t, net.Happened(testnet.Refuse))
 		require.Zero(t, reservoir.Leavers(l))
-	})
-}
-
-// The reply after a Reset says that a copy of the statement came first. The next statement is made at once, and not when the void
-// window would have ended.
-func TestResetAndARepeatedStatement(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(100), opt)
-		require.True(t, allow(t, all[0], "k", 1).Allowed)
-		require.NoError(t, all[1].Reset(bg, "k"))
-		time.Sleep(time.Second)
-		net.Next("sync", testnet.Repeat)
-		start := time.Now()
-		require.True(t, allow(t, all[0], "k", 1).Allowed)
-		require.Less(t, time.Since(start), 100*time.Millisecond)
-		require.Equal(t, 1, net.Happened(testnet.Repeat))
 	})
 }

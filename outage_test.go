@@ -455,43 +455,6 @@ func TestRestockAfterAnOutage(t *testing.T) {
 	})
 }
 
-// Keys that want their next batch when a shard is back do not all ask at once.
-func TestRestockIsSpread(t *testing.T) {
-	policies := batches()
-	policies["adaptive"] = reservoir.WithBatch(1, 400) // otherwise the outage ends before the stock
-	inBubbles(t, "", policies, func(t *testing.T, _ string, opt reservoir.Option) {
-		const keys, n = 200, 20
-		net := testnet.Far(20 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100_000), opt)
-		round := func() {
-			for i := range keys {
-				_, _ = l.AllowN(bg, fmt.Sprint("k", i), n)
-			}
-			time.Sleep(4 * time.Second)
-		}
-		for range 20 {
-			round()
-		}
-		net.Always(testnet.Refuse)
-		for range 40 {
-			round()
-		}
-		for i := range keys * n { // what is too little for n
-			_, _ = l.Allow(bg, fmt.Sprint("k", i%keys))
-		}
-		net.Faults(nil)
-		before, most := net.Count(""), 0
-		for range 150 {
-			was := net.Count("")
-			time.Sleep(20 * time.Millisecond)
-			most = max(most, net.Count("")-was)
-		}
-		all := net.Count("") - before
-		require.Greater(t, all, keys/20)
-		require.Less(t, most, all/4, "of %d, in 20 ms", all)
-	})
-}
-
 // Tokens that come into memory while the circuit is open serve the line before its callers
 // get the error.
 func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
@@ -730,22 +693,6 @@ func TestShareOutlivesRecovery(t *testing.T) {
 	})
 }
 
-// The share of FailLocal is admitted once in a window, though its key is idle for most of it.
-func TestShareOfAnIdleKey(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net, admitted := testnet.Far(time.Millisecond), 0
-		net.Always(testnet.Refuse)
-		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailLocal(0.1), reservoir.WithIdle(time.Second))
-		for range 10 {
-			if allow(t, l, "k", 5).Allowed {
-				admitted++
-			}
-			time.Sleep(time.Minute)
-		}
-		assert.Equal(t, 2, admitted)
-	})
-}
-
 // … nor does it bring another share that the key's limit is another one in between.
 func TestShareOutlivesLeaving(t *testing.T) {
 	for what, other := range map[string]reservoir.Limit{"blocked": reservoir.Block(), "unlimited": reservoir.Unlimited(), "another length": reservoir.PerMinute(1000)} {
@@ -770,40 +717,6 @@ func TestShareOutlivesLeaving(t *testing.T) {
 			}
 			time.Sleep(time.Until(reset) + time.Second)
 			require.True(t, allow(t, l, "k", 1).Allowed, "the next window has a share of its own")
-		})
-	}
-}
-
-// What is settled above a charge in an outage is charged when the store is back, or overdrawn when
-// its window ends before that, though nobody asks for the key again and it still has stock.
-func TestDebtWithoutTraffic(t *testing.T) {
-	for _, back := range []bool{true, false} {
-		inBubbles(t, fmt.Sprint("back=", back), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerMinute(10_000), opt)
-			var last reservoir.Result
-			for range 30 {
-				last = allow(t, l, "k", 1)
-				time.Sleep(time.Second)
-			}
-			breakdown(t, l, net, testnet.Refuse)
-			held := l.Stats().Held
-			require.NoError(t, l.Settle(bg, last, 5001))
-			require.EqualValues(t, 5000-held, l.Stats().Debt)
-			if back {
-				net.Faults(nil)
-				time.Sleep(2 * toClose)
-				assert.Zero(t, l.Stats().Debt)
-				assert.EqualValues(t, 5030, used(t, net, "k")-l.Stats().Held)
-				assert.Zero(t, l.Stats().Overdrawn)
-				return
-			}
-			for range 60 {
-				time.Sleep(time.Second)
-				s := l.Stats()
-				require.EqualValues(t, 5000-held, s.Debt+s.Overdrawn)
-			}
-			assert.Zero(t, l.Stats().Debt)
 		})
 	}
 }
@@ -937,65 +850,6 @@ func TestWindowsByTheWallClock(t *testing.T) {
 	})
 }
 
-// The length of the limit changes in an outage. What Settle has charged above a request's charge goes
-// to the counter of that request, by the next statement or at Close, and none of it to the new one.
-func TestLengthChangesInAnOutage(t *testing.T) {
-	for _, closes := range []bool{false, true} {
-		inBubbles(t, fmt.Sprint("close=", closes), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := testnet.Far(time.Millisecond)
-			limit := planned(reservoir.PerHour(1000))
-			l := open(t, net, reservoir.PerMinute(1000), opt, limit.option())
-			r := allow(t, l, "k", 1)
-			breakdown(t, l, net, testnet.Refuse)
-			time.Sleep(2 * time.Minute)
-			require.NoError(t, l.Settle(bg, r, 401))
-			require.Positive(t, l.Stats().Debt)
-			limit.set(reservoir.PerMinute(2000))
-			net.Faults(nil)
-			if !closes {
-				time.Sleep(time.Hour/20 + toClose)
-				require.Zero(t, l.Stats().Debt)
-				require.True(t, allow(t, l, "k", 2).Allowed)
-			}
-			require.NoError(t, l.Close(bg))
-			by := map[string]int64{}
-			counters, err := net.Inspect(bg, "k")
-			require.NoError(t, err)
-			for _, c := range counters {
-				by[c.Counter] = c.Used
-			}
-			want := map[string]int64{"3600s": 401}
-			if !closes {
-				want["60s"] = 2
-			}
-			assert.Equal(t, want, by)
-			assert.Zero(t, l.Stats().Overdrawn)
-		})
-	}
-}
-
-// Debt whose window is over is overdrawn, and not charged any more, though the store's clock then steps
-// back into that window and the key has left its counter.
-func TestCloseAfterTheLengthHasChanged(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		limit := planned(reservoir.PerMinute(100))
-		l := open(t, net, reservoir.PerMinute(100), opt, limit.option())
-		r := allow(t, l, "k", 100)
-		net.Always(testnet.Refuse)
-		require.NoError(t, l.Settle(bg, r, 150))
-		time.Sleep(61 * time.Second)
-		limit.set(reservoir.PerHour(100))
-		_, err := l.Allow(bg, "k")
-		require.Error(t, err)
-		net.Skew(-30 * time.Second)
-		net.Faults(nil)
-		require.NoError(t, l.Close(bg))
-		assert.EqualValues(t, 100, used(t, net, "k"))
-		assert.EqualValues(t, 50, l.Stats().Overdrawn)
-	})
-}
-
 // alone are the ways in which each request of a key makes a call of its own.
 var alone = map[string]reservoir.Limit{"no room": reservoir.PerHour(100), "rolling/no room": reservoir.PerHour(100).Rolling()}
 
@@ -1026,55 +880,6 @@ func TestLateCallsServeNobody(t *testing.T) {
 				assert.EqualValues(t, 5+3*7, stats.Taken+stats.Unknown)
 				assert.Equal(t, stats.Taken-5, stats.Expired)
 				assert.Equal(t, trip > 100*time.Millisecond, stats.Unknown > 0)
-			})
-		}
-	}
-}
-
-// A reply that comes after its window is a failure as others are: the policy answers.
-func TestRepliesAfterTheWindow(t *testing.T) {
-	for name, opt := range map[string]reservoir.Option{"no room": reservoir.WithMaxKeys(0), "direct": reservoir.WithDirect()} {
-		inBubbles(t, name, map[string]reservoir.Option{"closed": failClosed, "open": reservoir.WithFailOpen()}, func(t *testing.T, what string, policy reservoir.Option) {
-			l := open(t, testnet.Far(40*time.Millisecond), reservoir.Limit{Tokens: 10, Window: 50 * time.Millisecond}, opt, policy)
-			r, err := l.Allow(bg, "k")
-			s := l.Stats()
-			if what == "open" {
-				require.NoError(t, err)
-				assert.Equal(t, reservoir.Fallback, r.Source)
-				assert.EqualValues(t, 1, s.Fallbacks)
-			} else {
-				require.Error(t, err)
-				assert.EqualValues(t, 1, s.Failed)
-			}
-		})
-	}
-}
-
-// What comes too late for callers in line, who hold no stock, goes back too.
-func TestLateGrantsOfTheLineGoBack(t *testing.T) {
-	for _, trip := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond} {
-		for _, closing := range []bool{false, true} {
-			inBubble(t, fmt.Sprint(trip, "/", closing), func(t *testing.T) {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerHour(100), reservoir.WithDirect())
-				require.True(t, allow(t, l, "k", 5).Allowed)
-				net.MoveTo(trip / 2)
-				ctx, cancel := context.WithTimeout(bg, 30*time.Millisecond)
-				defer cancel()
-				_, err := l.AllowN(ctx, "k", 7)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				time.Sleep(trip)
-				net.MoveTo(time.Millisecond)
-				if closing {
-					require.NoError(t, l.Close(bg))
-				} else {
-					time.Sleep(15 * time.Minute) // until the key has left
-				}
-				assert.EqualValues(t, 5, used(t, net, "k"))
-				stats := l.Stats()
-				assert.Zero(t, stats.Unknown)
-				assert.Equal(t, stats.Returned, stats.Taken-5)
-				assert.Equal(t, trip < 100*time.Millisecond, stats.Returned == 7, "its reply has come")
 			})
 		}
 	}
@@ -1129,25 +934,6 @@ func TestLostData(t *testing.T) {
 		assert.LessOrEqual(t, admitted, 1000+unknown)
 		assert.GreaterOrEqual(t, admitted, int64(700), "but for what idle processes hold")
 	})
-}
-
-// Tokens that come back after the store has lost its data are charged to nobody, whatever becomes of
-// the first statement to the new store.
-func TestReturnsAfterDataLoss(t *testing.T) {
-	for _, f := range []testnet.Fault{testnet.Fine, testnet.LoseRequest, testnet.LoseReply, testnet.Repeat} {
-		inBubbles(t, f.String(), batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(10_000), opt)
-			r := allow(t, l, "k", 4000)
-			net.LoseData()
-			require.NoError(t, l.Settle(bg, r, 1200))
-			net.Next("sync", f)
-			require.NoError(t, l.Close(bg))
-			require.True(t, f == testnet.Fine || net.Happened(f) == 1)
-			assert.EqualValues(t, 1200, used(t, net, "k"))
-			assert.GreaterOrEqual(t, l.Stats().Returned, int64(2800))
-		})
-	}
 }
 
 // A panic of the function of WithLimits in a caller's goroutine, which a server may recover from, goes up to

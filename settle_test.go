@@ -335,44 +335,6 @@ func TestSettledTokensOfAKey(t *testing.T) {
 	})
 }
 
-// A network that repeats settlements charges nothing twice, and gives nothing back twice. Only an overrun without an
-// account is charged once more.
-func TestSettleOnANetworkThatRepeats(t *testing.T) {
-	how := everyPolicy()
-	how["no room"] = reservoir.WithMaxKeys(0)
-	inBubbles(t, "", how, func(t *testing.T, name string, opt reservoir.Option) {
-		const limit = 100
-		for _, n := range []int64{0, 1, 49, 50, 60} {
-			net := testnet.Far(time.Millisecond)
-			other := open(t, net, reservoir.PerHour(limit), reservoir.WithMaxKeys(0))
-			allow(t, other, "k", 20)
-			l := open(t, net, reservoir.PerHour(limit), opt)
-			r := allow(t, l, "k", 25)
-			settlements := 0
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				if c.Statement.Change == 0 {
-					return testnet.Fine
-				}
-				settlements++
-				return []testnet.Fault{testnet.Fine, testnet.Repeat}[settlements%2]
-			})
-			require.NoError(t, l.Settle(bg, r, n))
-			require.NoError(t, l.Close(bg))
-			require.Equal(t, settlements > 0, net.Happened(testnet.Repeat) > 0)
-			switch more := n - 25; {
-			case name != "no room":
-				require.Positive(t, settlements)
-				require.EqualValues(t, 20+n, used(t, net, "k"))
-			case more > 0:
-				require.EqualValues(t, 20+25+2*more, used(t, net, "k"))
-			default:
-				require.Zero(t, settlements)
-				require.EqualValues(t, 20+25, used(t, net, "k"))
-			}
-		}
-	})
-}
-
 // A network that repeats all calls, and so brings the second reply to each, makes no loop of calls. When it does so no
 // more, all is settled.
 func TestNetworkThatRepeatsAll(t *testing.T) {
@@ -392,29 +354,6 @@ func TestNetworkThatRepeatsAll(t *testing.T) {
 		s := l.Stats()
 		assert.EqualValues(t, 200, s.Spent)
 		assert.EqualValues(t, 200, used(t, net, "k")-s.Held)
-	})
-}
-
-// What was charged before a loss of data can be settled after it, though the store has carried it into another window.
-func TestSettleOfACarriedCharge(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt)
-		first := allow(t, all[0], "k", 20)
-		time.Sleep(time.Second)
-		second := allow(t, all[0], "k", 20)
-		time.Sleep(time.Second)
-		net.LoseData()
-		allow(t, all[1], "k", 5)
-		last := allow(t, all[0], "k", 300) // by a statement
-		require.True(t, last.Reset.After(first.Reset))
-		require.NoError(t, all[0].Refund(bg, first))
-		require.NoError(t, all[0].Settle(bg, second, 5))
-		require.NoError(t, all[0].Settle(bg, last, 310))
-		require.EqualValues(t, 20+15, all[0].Stats().Refunded)
-		require.NoError(t, all[0].Close(bg))
-		require.NoError(t, all[1].Close(bg))
-		assert.EqualValues(t, 5+5+310, used(t, net, "k"))
 	})
 }
 
@@ -633,115 +572,6 @@ func TestRefundServesWaiters(t *testing.T) {
 		}
 		require.NoError(t, <-served)
 		assert.Zero(t, time.Since(begin))
-	})
-}
-
-// A refund gives back what was charged, once, though the network loses replies, and so does
-// the undoing of a Group.
-func TestRefundGivesNothingTwice(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubbles(t, name, map[string]testnet.Fault{"fine": testnet.Fine, "reply lost": testnet.LoseReply}, func(t *testing.T, how string, f testnet.Fault) {
-			const limit = 40
-			net := testnet.Far(time.Millisecond)
-			l := open(t, net, reservoir.PerHour(limit), opt)
-			other := open(t, net, reservoir.PerHour(limit), reservoir.WithDirect())
-			full := open(t, memstore.New(), reservoir.PerHour(1))
-			allow(t, full, "k", 1)
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				if c.Statement.Change < 0 && c.Statement.Want == 0 {
-					return f
-				}
-				return testnet.Fine
-			})
-			allow(t, other, "k", 15)
-			g := reservoir.NewGroup(l, full)
-			for n := range int64(8) {
-				r := allow(t, l, "k", 1+n)
-				require.True(t, r.Allowed)
-				_ = l.Refund(bg, r)
-				if f == testnet.Fine {
-					_ = l.Refund(bg, r) // by mistake
-				}
-				both, err := g.Allow(bg, "k", "k")
-				require.NoError(t, err)
-				require.False(t, both.Allowed)
-			}
-			require.LessOrEqual(t, drain(t, l, "k", 1), int64(limit-15))
-			require.EqualValues(t, limit, used(t, net, "k"), "15 of another's, and all of the rest")
-			if name == "direct" {
-				require.Positive(t, net.Happened(f))
-			}
-		})
-	}
-}
-
-// A request may outlive the memory of its key. What it gives back is nothing of what later
-// requests for the key were charged.
-func TestRefundAfterEviction(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithIdle(time.Minute))
-		older := allow(t, l, "k", 30)
-		time.Sleep(5 * time.Minute)
-		require.Zero(t, l.Stats().Keys)
-		newer := allow(t, l, "k", 40)
-		require.NoError(t, l.Refund(bg, older))
-		const inUse = 70
-		assert.EqualValues(t, inUse, used(t, net, "k")-l.Stats().Held)
-		require.NoError(t, l.Refund(bg, newer))
-		require.NoError(t, l.Refund(bg, newer))
-		assert.EqualValues(t, inUse-40, used(t, net, "k")-l.Stats().Held)
-		balance(t, l)
-	})
-}
-
-// Tokens that have expired unused are in nobody's use, whether Stats has counted them or not.
-func TestRefundAfterTokensHaveExpired(t *testing.T) {
-	for what, d := range map[string]time.Duration{"left": 10 * time.Minute, "over": 90 * time.Second} {
-		inBubbles(t, what, batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-			for _, looks := range []bool{false, true} {
-				l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(1000), opt, reservoir.WithIdle(3*time.Minute))
-				r := allow(t, l, "k", 2)
-				time.Sleep(90 * time.Second)
-				if looks {
-					l.Stats()
-				}
-				time.Sleep(d - 90*time.Second)
-				for range 10 {
-					require.NoError(t, l.Refund(bg, r))
-				}
-				time.Sleep(10 * time.Minute)
-				require.NoError(t, l.Refund(bg, r))
-				assert.EqualValues(t, 2, l.Stats().Refunded, looks)
-				balance(t, l)
-			}
-		})
-	}
-}
-
-// FailOpen has admitted a request of a key that this process did not know, so it is overdrawn
-// at once, and so is what it used above that. When the store is back, nothing of it is
-// charged there, or goes back to it.
-func TestFallbackWithoutAWindow(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailOpen())
-		allow(t, all[1], "k", 1)
-		time.Sleep(10 * time.Second)
-		breakdown(t, all[0], net, testnet.Refuse)
-		before := all[0].Stats().Overdrawn
-		r, less := allow(t, all[0], "k", 500), allow(t, all[0], "k", 500)
-		require.Equal(t, reservoir.Fallback, r.Source)
-		require.Equal(t, r.Reset, less.Reset)
-		require.EqualValues(t, 1000, all[0].Stats().Overdrawn-before)
-		require.Zero(t, all[0].Stats().Debt)
-		require.NoError(t, all[0].Settle(bg, r, 1100))
-		require.NoError(t, all[0].Settle(bg, less, 10))
-		net.Faults(nil)
-		time.Sleep(10 * time.Minute)
-		assert.EqualValues(t, 1600, all[0].Stats().Overdrawn-before)
-		assert.EqualValues(t, 1, used(t, net, "k")-stats(all...).Held)
-		balance(t, all[0])
 	})
 }
 
