@@ -69,6 +69,11 @@ const (
 	Changed
 )
 
+// RecallPart divides the window. Callers of a process wait that part of it at most, or the timeout of a call if that is less, for the
+// tokens that a Recall has asked for; and that long after a Recall, or an answer to one, a store waits for the rest before it takes
+// those who have not answered for dead.
+const RecallPart = 20
+
 // Process returns the part of a client's name that names its process: the part before the
 // last dot, or all of it.
 func Process(client string) string {

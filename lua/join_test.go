@@ -3,11 +3,14 @@ package lua
 import (
 	_ "embed"
 	"flag"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 var joining = flag.Bool("join", false, "write the scripts that are joined")
@@ -92,4 +95,10 @@ func TestJoined(t *testing.T) {
 			require.Equal(t, text, is.text, "run go generate ./lua")
 		}
 	}
+}
+
+// TestRecallPart: the script waits for those who were called as long as internal/ledger and the callers of internal/denial do.
+func TestRecallPart(t *testing.T) {
+	require.Contains(t, write, fmt.Sprintf("part = want > 0 and (used >= limit or grant < need or grant == 0), (length - length %% %[1]d) / %[1]d", backend.RecallPart))
+	require.Contains(t, write, "ms - at >= part")
 }

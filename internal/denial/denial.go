@@ -3,142 +3,174 @@
 package denial
 
 import (
+	"math"
 	"time"
 
 	"github.com/go-reservoir/reservoir/internal/chance"
+	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
-// Denial is in one of three states. Open: the store may have more, so a caller asks it. Denied: until an instant the store surely has
-// too little for some caller. Recalled: the store has called tokens that lie idle elsewhere, and callers in line wait for them until the next
-// statement. The zero Denial is open. It is not safe for concurrent use.
+// State is what a caller whom the stock does not serve can expect.
+//
+//	        Await: others were called          Deny
+//	Open ------------------------> Recalled ----------> Denied
+//	 ^ <--------------------------- |                     |
+//	 |   Await: served, Reset       |                     |
+//	 +----------------------------------------------------+
+//	                           Open, Await, Reset
+//
+// A reply may also lead from Denied to Recalled, and anything from Open to Denied. A fourth state, in which the limit is used up
+// until an instant whatever comes back, belongs here: of all methods only Reset would end it.
+type State uint8
+
+// The states.
+const (
+	Open     State = iota // the store may have more: it is asked
+	Recalled              // the store has called tokens that lie idle elsewhere: callers in line wait for them until Ask
+	Denied                // until Until the store surely has too little for some caller: it is refused from memory
+)
+
+// Denial is the state of one key. The zero Denial is open. Its methods, and nothing else, write its fields; the owner reads them, under its
+// lock, too. It is not safe for concurrent use.
 type Denial struct {
-	until int64 // denied until then, and 0 if not
+	State   State
+	Until   int64 // how long it is Denied; 0 otherwise. After that it still refuses, and a caller whom it refuses causes a probe
+	Ask     int64 // when those who were called should have answered; 0 = nobody was. It outlasts a denial, because a probe asks for their tokens, too
+	Recheck int64 // when a refused key asks for its limit again; a Reset leaves it as it is
 
-	again int64 // recalled: when to ask again; 0 = not
-	asked int8  // statements for the line since the store called others, which did not serve it
-	ends  int64 // how long callers in line wait for those who were called
-
-	recheck int64 // when a refused key asks for its limit again
+	// The recall, for which callers in line wait.
+	asks int8  // statements in vain since it began
+	from int64 // the first reply in vain: the wait for it begins
+	ends int64 // the wait for it ends
 }
 
 // Times is how often in a window all refused processes together ask the store, and each asks for its limit.
 const Times = 20
 
-// told is how much more rarely a key probes that has been told that the limit is used up: it
-// is told of tokens that come back, too, unless the message is lost or many wait for it.
-const told = 4
+// to changes the state.
+func (d *Denial) to(s State, until int64) {
+	d.State, d.Until = s, until
+	invariant.That((s == Denied) == (until != 0), "state %d until %d", s, until)
+	invariant.That(s != Recalled || d.Ask != 0, "nobody was called, and callers wait")
+}
 
-// Until is until when the store surely has too little for some caller; 0 = ask the store.
-func (d *Denial) Until() int64 { return d.until }
-
-// Recheck is when a refused key asks for its limit again.
-func (d *Denial) Recheck() int64 { return d.recheck }
-
-// Again is until when callers in line wait for tokens that the store has called; 0 = they do not.
-func (d *Denial) Again() int64 { return d.again }
-
-// Open ends a denial: the store may have more.
-func (d *Denial) Open() { d.until = 0 }
-
-// Reset forgets all, because nothing is known of the window any more.
-func (d *Denial) Reset() { *d = Denial{recheck: d.recheck} }
-
-// Deny denies until ends at the latest, or until it is this process' turn to probe, if that is before. Turns are random, with turn as the
-// mean between two of them.
-func (d *Denial) Deny(now, ends int64, turn, window time.Duration) {
-	d.until = ends
-	if at := chance.Interval(turn); at < time.Duration(ends-now) {
-		d.until = now + int64(at)
-	}
-	if now < d.again { // tokens may come back from others
-		d.until = min(d.until, d.again)
-	}
-	if d.recheck <= now {
-		d.recheck = now + int64(window)/Times
+// Open ends a denial: the store may have more. Callers in line go on waiting for those who were called.
+func (d *Denial) Open() {
+	if d.State == Denied {
+		d.to(Open, 0)
 	}
 }
 
-// Told is Deny because a message has said that the limit is used up.
-func (d *Denial) Told(now, ends int64) { d.until = min(now+told*(d.until-now), ends) }
+// Reset forgets all, because nothing is known of the window any more.
+func (d *Denial) Reset() { *d = Denial{Recheck: d.Recheck} }
+
+// Deny denies until ends at the latest, or until it is this process' turn to probe, if that is before. These times are random, with the mean
+// between two of them.
+func (d *Denial) Deny(now, ends int64, mean, window time.Duration) {
+	until := ends
+	if at := chance.Interval(mean); at < time.Duration(ends-now) {
+		until = now + int64(at)
+	}
+	if now < d.Ask { // tokens may come back from others
+		until = min(until, d.Ask)
+	}
+	d.to(Denied, until)
+	if d.Recheck <= now {
+		d.Recheck = now + int64(window)/Times
+	}
+}
 
 // Probe reports whether a caller that is refused now shall cause a probe, because the denial is over, and puts off the next one.
 func (d *Denial) Probe(now int64, window time.Duration) bool {
-	if now < d.until {
+	invariant.That(d.State == Denied, "a probe in state %d", d.State)
+	if now < d.Until {
 		return false
 	}
-	d.until = now + int64(window)/Times
+	d.Until = now + int64(window)/Times
 	return true
 }
 
 // AskLimit reports whether a refused key shall ask for its limit before it decides, because another limit may hold by now.
 func (d *Denial) AskLimit(now int64, window time.Duration) bool {
-	if d.until == 0 || now < d.recheck {
+	if d.State != Denied || now < d.Recheck {
 		return false
 	}
-	d.recheck = now + int64(window)/Times
+	d.Recheck = now + int64(window)/Times
 	return true
 }
 
 // Waited reports whether a statement at now has given those who were called time to answer, and gaveUp whether it waits for them no
-// longer, if callers wait for longest at most.
-func (d *Denial) Waited(now int64, longest time.Duration) (waited, gaveUp bool) {
-	waited = d.again > 0 && now >= d.again
-	return waited, waited && d.asked > 0 && now >= d.ends && now <= d.ends+int64(longest) // else it has not begun to wait
+// longer. A statement that comes as long after the end as the wait was has other callers, who have not begun to wait.
+func (d *Denial) Waited(now int64) (waited, gaveUp bool) {
+	waited = d.Ask > 0 && now >= d.Ask
+	return waited, waited && d.asks > 0 && now >= d.ends && now <= d.ends+(d.ends-d.from)
 }
 
 // Reply is what a reply says of tokens that lie idle elsewhere.
 type Reply struct {
-	Trip    time.Duration // from its statement's sending
-	Some    bool          // it brought tokens, or is about another window: there may be more
-	Served  bool          // nobody lies idle, or callers have what they need
-	Called  bool          // some were called and may still answer
-	InVain  bool          // it brings less than callers need
-	GaveUp  bool          // its statement waited no longer
-	Longest time.Duration // how long callers wait at most: those who have died must not keep the others from being refused
+	Trip     time.Duration // from its statement's sending
+	Some     bool          // it brought tokens, or is about another window: there may be more
+	Served   bool          // nobody lies idle, or callers have what they need
+	Called   bool          // some were called and may still answer
+	InVain   bool          // it brings less than callers need
+	GaveUp   bool          // its statement waited no longer
+	Patience time.Duration // how long callers wait at most: those who have died must not keep the others from being refused
 }
 
-// mostAsks is how many statements at most ask for tokens that the store has called from others, until the last one.
+// mostAsks is how many statements in vain there are at most while callers wait.
 const mostAsks = 4
 
-// LeastPatience is what a process on a busy machine needs to hear a call and to answer it,
-// however near the store is.
-const LeastPatience = 2 * time.Millisecond
+// apart is by which factor each of them comes later than the one before, at least.
+const apart = 3
+
+// answerTime is what a process on a busy machine needs to hear a call and to answer it, however near the store is.
+const answerTime = 2 * time.Millisecond
 
 // Await reports whether callers in line that a reply at now does not serve may get tokens that the store calls back from others, and sets
 // the time to ask for them.
+//
+// The asks of one wait are, for a patience of 100 ms, so many ms after the first reply in vain, and their number:
+//
+//	near (trips of 0.5 ms)    1   7   27   100
+//	far  (trips of 30 ms)     19  100
+//
+// The first comes when a called process can have answered. The others divide the rest of the patience so that each comes by the same
+// factor later than the one before, but three times as late at least, and the last one at the end: it says that this process gives up. So
+// a slow answer is found soon, a lost message is repeated early, and a thousand processes that all want tokens ask four times each.
 func (d *Denial) Await(r Reply, now int64) bool {
 	if r.Served {
-		d.asked, d.again, d.ends = 0, 0, 0
+		d.Reset()
 		return false
 	}
 	// Half of a round trip of ours and up to a quarter more, at random, so that not all who want them ask at one instant. The next
 	// statement takes half of one to the store, as the reply did from there, so a holder has one and a half.
-	trip, longest := max(r.Trip, LeastPatience), int64(r.Longest)
-	wait := min(int64(trip*3/4-chance.Part(trip/4)), longest)
-	if r.Some || now > d.ends+longest {
-		d.asked = 0
+	trip, patience := max(r.Trip, answerTime), int64(r.Patience)
+	wait := min(int64(trip*3/4-chance.Part(trip/4)), patience)
+	if r.Some || now > d.ends+patience { // what has come may not be all; or the last wait was for other callers
+		d.asks = 0
 	}
-	if !r.InVain {
-		if d.again = now + wait; !r.Called {
-			d.again = 0 // the next statement calls them
-		}
+	if !r.InVain && !r.Called { // the next statement calls them
+		d.Ask = 0
+		d.to(Open, 0)
 		return true
 	}
-	if d.asked == 0 {
-		d.ends = now + longest
+	if d.Ask = now + wait; !r.InVain {
+		d.to(Recalled, 0)
+		return true
 	}
-	d.asked = min(d.asked+1, mostAsks+5)
-	switch {
-	case r.GaveUp || d.asked > mostAsks: // probes of a key that refuses come ever more rarely
-		d.again = now + wait<<max(d.asked-mostAsks, 0)
+	if d.asks == 0 {
+		d.from, d.ends = now, now+patience
+	}
+	if d.asks = min(d.asks+1, mostAsks+5); r.GaveUp || d.asks > mostAsks { // probes of a key that refuses come ever more rarely
+		d.Ask = now + wait<<max(d.asks-mostAsks, 0)
+		d.to(Recalled, 0)
 		return false
-	case d.asked == mostAsks:
-		wait = d.ends - now
-	case d.asked > 2:
-		wait *= 3
-	case d.asked == 2: // as the reply was sent, those who did not answer were called again
-		wait = max(int64(r.Trip/4), int64(LeastPatience-r.Trip))
 	}
-	d.again = min(now+wait, max(d.ends, now+1))
+	if d.asks > 1 {
+		passed, left := float64(max(now-d.from, wait)), float64(mostAsks-d.asks+1) // asks that are left
+		factor := max(math.Pow(float64(patience)/passed, 1/left), apart)
+		d.Ask = max(d.from+int64(min(factor*passed, float64(patience))), now+1)
+	}
+	d.to(Recalled, 0)
 	return true
 }

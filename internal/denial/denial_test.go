@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
 const (
@@ -17,40 +19,31 @@ const (
 func TestDeny(t *testing.T) {
 	var d Denial
 	d.Deny(7, 1000*ms, long, window)
-	assert.EqualValues(t, 1000*ms, d.Until(), "its turn does not come")
+	assert.EqualValues(t, 1000*ms, d.Until, "its turn does not come")
 	d.Deny(7, 1000*ms, 0, window)
-	assert.EqualValues(t, 7, d.Until(), "it is its turn")
-	d.again = 500 * ms
+	assert.EqualValues(t, 7, d.Until, "it is its turn")
+	d.Ask = 500 * ms
 	d.Deny(7, 1000*ms, long, window)
-	assert.EqualValues(t, 500*ms, d.Until(), "some may come back")
+	assert.EqualValues(t, 500*ms, d.Until, "some may come back")
 	d.Deny(7, 400*ms, long, window)
-	assert.EqualValues(t, 400*ms, d.Until(), "but not before the end")
+	assert.EqualValues(t, 400*ms, d.Until, "but not before the end")
 	d.Deny(500*ms, 1000*ms, long, window)
-	assert.EqualValues(t, 1000*ms, d.Until(), "they should be back")
+	assert.EqualValues(t, 1000*ms, d.Until, "they should be back")
 	d.Open()
-	assert.Zero(t, d.Until())
+	assert.Zero(t, d.Until)
 
 	d = Denial{}
 	var sum int64
 	for range 4000 {
 		d.Deny(7, 1<<60, time.Second, window)
-		sum += d.Until() - 7
+		sum += d.Until - 7
 	}
 	assert.InEpsilon(t, int64(time.Second), sum/4000, 0.1, "the mean between two turns")
 }
 
-// TestTold: who was told that the limit is used up waits four times as long, but not beyond the end.
-func TestTold(t *testing.T) {
-	d := Denial{until: 110}
-	d.Told(100, 1000)
-	assert.EqualValues(t, 140, d.Until())
-	d.Told(100, 200)
-	assert.EqualValues(t, 200, d.Until())
-}
-
 // TestProbe: one caller causes a probe once the denial is over, and the next one a twentieth of the window later.
 func TestProbe(t *testing.T) {
-	d := Denial{until: 10}
+	d := Denial{State: Denied, Until: 10}
 	assert.False(t, d.Probe(9, window))
 	assert.True(t, d.Probe(10, window))
 	assert.False(t, d.Probe(10+3000*ms-1, window))
@@ -62,26 +55,26 @@ func TestAskLimit(t *testing.T) {
 	var d Denial
 	assert.False(t, d.AskLimit(5, window), "it refuses nobody")
 	d.Deny(5, 1<<60, long, window)
-	assert.EqualValues(t, 5+3000*ms, d.Recheck())
+	assert.EqualValues(t, 5+3000*ms, d.Recheck)
 	assert.False(t, d.AskLimit(5+3000*ms-1, window))
 	d.Deny(6, 1<<60, long, window)
-	assert.EqualValues(t, 5+3000*ms, d.Recheck(), "it is not put off")
+	assert.EqualValues(t, 5+3000*ms, d.Recheck, "it is not put off")
 	assert.True(t, d.AskLimit(5+3000*ms, window))
 	assert.False(t, d.AskLimit(5+3000*ms, window))
 	d.Deny(5+6000*ms, 1<<60, long, window)
-	assert.EqualValues(t, 5+9000*ms, d.Recheck(), "it is, if it is due")
-	d.again, d.asked, d.ends = 1, 1, 1
+	assert.EqualValues(t, 5+9000*ms, d.Recheck, "it is, if it is due")
+	d.Ask, d.asks, d.ends = 1, 1, 1
 	d.Reset()
-	assert.Equal(t, Denial{recheck: 5 + 9000*ms}, d)
+	assert.Equal(t, Denial{Recheck: 5 + 9000*ms}, d)
 }
 
 // TestWaited: a statement has given others time if it comes when callers were to ask again. It gives up once the last wait has ended,
 // unless that was so long ago that these are other callers.
 func TestWaited(t *testing.T) {
 	for _, row := range []struct {
-		now, again, ends int64
-		asked            int8
-		waited, gaveUp   bool
+		now, ask, ends int64
+		asks           int8
+		waited, gaveUp bool
 	}{
 		{5, 0, 0, 0, false, false},
 		{4, 5, 9, 1, false, false},
@@ -92,38 +85,40 @@ func TestWaited(t *testing.T) {
 		{9 + 100*ms, 5, 9, 1, true, true},
 		{10 + 100*ms, 5, 9, 1, true, false},
 	} {
-		d := Denial{again: row.again, ends: row.ends, asked: row.asked}
-		waited, gaveUp := d.Waited(row.now, 100*time.Millisecond)
+		d := Denial{Ask: row.ask, from: row.ends - 100*ms, ends: row.ends, asks: row.asks}
+		waited, gaveUp := d.Waited(row.now)
 		assert.Equal(t, []bool{row.waited, row.gaveUp}, []bool{waited, gaveUp}, "%+v", row)
 	}
 }
 
-// TestAwait: each row is replies that come when callers asked again, the first at 0, after 8 ms on their way. They bring nothing, and
-// callers wait for others for 100 ms at most. A wait is a half to three quarters of a round trip.
+// TestAwait: each row is replies that come when callers asked again, the first at 0, after a trip. They bring nothing, and callers wait for
+// others for 100 ms at most.
 func TestAwait(t *testing.T) {
 	type wait struct{ least, most int64 } // ns until callers ask again
-	first, second, third := wait{4 * ms, 6 * ms}, wait{2 * ms, 2 * ms}, wait{12 * ms, 18 * ms}
-	never := wait{-1, -1} // they do not wait for others
+	never := wait{-1, -1}                 // they do not wait for others
+	first := wait{4 * ms, 6 * ms}         // a half to three quarters of a trip of 8 ms
 	reply := func(change func(r *Reply)) Reply {
-		r := Reply{Trip: 8 * time.Millisecond, Called: true, InVain: true, Longest: 100 * time.Millisecond}
+		r := Reply{Trip: 8 * time.Millisecond, Called: true, InVain: true, Patience: 100 * time.Millisecond}
 		if change != nil {
 			change(&r)
 		}
 		return r
 	}
 	vain, some := reply(nil), reply(func(r *Reply) { r.Some = true })
-	near, far := reply(func(r *Reply) { r.Trip = 0 }), reply(func(r *Reply) { r.Trip = time.Second })
+	near, far := reply(func(r *Reply) { r.Trip = 0 }), reply(func(r *Reply) { r.Trip = 30 * time.Millisecond })
+	farther := reply(func(r *Reply) { r.Trip = time.Second })
 	for _, row := range []struct {
 		name    string
 		replies []Reply
 		waits   []wait
 	}{
 		{"nobody lies idle", []Reply{reply(func(r *Reply) { r.Served = true })}, []wait{never}},
-		{"ever more rarely", []Reply{vain, vain, vain}, []wait{first, second, third}},
-		{"the fourth is the last, at the end", []Reply{vain, vain, vain, vain, vain}, []wait{first, second, third, {74 * ms, 82 * ms}, never}},
-		{"as long as a busy machine needs", []Reply{near, near}, []wait{{1 * ms, 2 * ms}, second}},
-		{"no longer than callers wait", []Reply{far, vain}, []wait{{100 * ms, 100 * ms}, {1, 1}}},
-		{"until tokens come", []Reply{vain, vain, some, vain}, []wait{first, second, first, second}},
+		{"near: spread over the patience, and the fourth is the last, at its end", []Reply{near, near, near, near, near},
+			[]wait{{1 * ms, 2 * ms}, {3 * ms, 5 * ms}, {15 * ms, 21 * ms}, {70 * ms, 80 * ms}, never}},
+		{"three times as late each", []Reply{vain, vain, vain, vain}, []wait{first, {22 * ms, 30 * ms}, {30 * ms, 60 * ms}, never}},
+		{"far: the second is the last", []Reply{far, far, far}, []wait{{15 * ms, 23 * ms}, {40 * ms, 60 * ms}, never}},
+		{"no longer than callers wait", []Reply{farther, farther}, []wait{{100 * ms, 100 * ms}, never}},
+		{"until tokens come", []Reply{vain, vain, some, vain}, []wait{first, {22 * ms, 30 * ms}, first, {22 * ms, 30 * ms}}},
 		{"until the statement gives up", []Reply{vain, reply(func(r *Reply) { r.GaveUp = true })}, []wait{first, never}},
 		{"not in vain, and others are called", []Reply{reply(func(r *Reply) { r.InVain = false })}, []wait{first}},
 		{"others will be called", []Reply{reply(func(r *Reply) { r.InVain, r.Called = false, false })}, []wait{{0, 0}}},
@@ -132,26 +127,61 @@ func TestAwait(t *testing.T) {
 		now := int64(0)
 		for i, r := range row.replies {
 			got := int64(-1)
+			if _, gaveUp := d.Waited(now); gaveUp {
+				r.GaveUp = true
+			}
+			now += int64(r.Trip)
+			if i == 0 {
+				now = 0
+			}
 			if d.Await(r, now) {
-				got = max(d.Again()-now, 0)
-				now = max(now, d.Again())
+				got = max(d.Ask-now, 0)
+				now = max(now, d.Ask)
 			}
 			assert.True(t, row.waits[i].least <= got && got <= row.waits[i].most, "%s: reply %d: %d ns", row.name, i, got)
+			assert.Equal(t, d.Ask != 0, d.State == Recalled, row.name)
 		}
 	}
 
 	var d Denial
 	d.Await(vain, 0)
 	d.Await(vain, 200*ms)
-	assert.Equal(t, 200*ms+1, d.Again(), "the wait is over")
+	assert.Equal(t, 200*ms+1, d.Ask, "the wait is over")
 	d.Await(vain, 200*ms+1)
-	assert.Greater(t, d.Again(), 204*ms, "that was for other callers")
-	for asked := range 20 {
-		d = Denial{asked: int8(asked), ends: ms}
-		d.Await(reply(func(r *Reply) { r.Trip, r.GaveUp = 8*time.Millisecond, true }), 0)
-		times := int64(1) << max(0, min(asked+1, 9)-4)
-		assert.True(t, 4*ms*times < d.Again() && d.Again() <= 6*ms*times, "after %d, probes twice as rarely: %d", asked, d.Again())
+	assert.Greater(t, d.Ask, 204*ms, "that was for other callers")
+	for asks := range 20 {
+		d = Denial{asks: int8(asks), ends: ms}
+		d.Await(reply(func(r *Reply) { r.GaveUp = true }), 0)
+		times := int64(1) << max(0, min(asks+1, 9)-4)
+		assert.True(t, 4*ms*times < d.Ask && d.Ask <= 6*ms*times, "after %d, probes twice as rarely: %d", asks, d.Ask)
 	}
 	d.Await(reply(func(r *Reply) { r.Served = true }), 0)
 	assert.Zero(t, d)
+}
+
+// TestStates: each event leads from each state to the one that is drawn, and a wrong step is noticed.
+func TestStates(t *testing.T) {
+	called := Reply{Called: true, InVain: true, Patience: time.Second}
+	for name, row := range map[string]struct {
+		event func(d *Denial)
+		to    [3]State // from Open, Recalled, Denied
+	}{
+		"refused":          {func(d *Denial) { d.Deny(7, 100, long, window) }, [3]State{Denied, Denied, Denied}},
+		"some came back":   {func(d *Denial) { d.Open() }, [3]State{Open, Recalled, Open}},
+		"a Reset":          {func(d *Denial) { d.Reset() }, [3]State{Open, Open, Open}},
+		"others lie idle":  {func(d *Denial) { d.Await(called, 7) }, [3]State{Recalled, Recalled, Recalled}},
+		"nobody lies idle": {func(d *Denial) { d.Await(Reply{Served: true}, 7) }, [3]State{Open, Open, Open}},
+	} {
+		for from, to := range row.to {
+			d := [3]Denial{{}, {State: Recalled, Ask: 9}, {State: Denied, Until: 9}}[from]
+			row.event(&d)
+			assert.Equal(t, to, d.State, "%s, from %d", name, from)
+			assert.Equal(t, to == Denied, d.Until != 0, name)
+		}
+	}
+	if invariant.Enabled {
+		assert.Panics(t, func() { new(Denial).Probe(7, window) }, "nobody is refused")
+		assert.Panics(t, func() { new(Denial).to(Recalled, 0) }, "nobody was called")
+		assert.Panics(t, func() { new(Denial).to(Denied, 0) }, "without an end")
+	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/demand"
-	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/monotime"
@@ -51,11 +50,6 @@ type Settings struct {
 	Direct   bool          // no stock: a statement asks for exactly what callers in line need
 	Timeout  time.Duration // of a call
 	Fallback Policy        // while the store is away
-}
-
-// patience is how long callers in line wait at most for those that the store has called.
-func (s *Settings) patience(l backend.Limit) time.Duration {
-	return min(l.Window/denial.Times, s.Timeout)
 }
 
 // source is where the decision on a request for n tokens came from that stood in line.

@@ -86,7 +86,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = k.free()
 	}
-	q.Waited, q.GaveUp = u.denial.Waited(now, k.env.patience(l))
+	q.Waited, q.GaveUp = u.denial.Waited(now)
 	if k.State(&q, now); k.Rolls() {
 		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.demanded())
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
@@ -263,9 +263,10 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	need := r.Grant < q.Need
 	reply := denial.Reply{
-		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Longest: k.env.patience(l), Called: r.Called > 0,
-		InVain: need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
-		Served: r.Called == 0 && (r.Idle == 0 || rolls && need) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
+		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Called: r.Called > 0,
+		Patience: min(l.Window/backend.RecallPart, k.env.Timeout),
+		InVain:   need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
+		Served:   r.Called == 0 && (r.Idle == 0 || rolls && need) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
 	}
 	if !reply.Served {
 		k.keep()
@@ -274,7 +275,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 
 	// The account, and the window.
 	rest := int64(-1) // what the store had left when a caller was refused
-	if u.denial.Until() != 0 {
+	if u.denial.State == denial.Denied {
 		rest = was.Remaining.Load()
 	}
 	m := k.Apply(q, r, c.Sent, now)
@@ -282,7 +283,6 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-r.Grant)
 	if m.Window {
 		k.short, k.clients, rest = false, k.reported, -1
-		u.denial.Open()
 		if u.demand != nil {
 			u.demand.Observe(l.Window, now, spent, int64(k.largest.Swap(0)))
 			u.demand.Opened(l.Window, spent, k.refusals.Load())
@@ -300,7 +300,6 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	w := k.Lease.Load()
 	if w == nil { // nothing is charged, and so no window is open
-		u.denial.Open()
 		return waits
 	}
 	k.clients = max(k.reported, k.clients)
@@ -338,10 +337,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		}
 	}
 	u.trip = now - c.Sent
-	u.denial.Open()
 	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks())) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
-		k.deny(now)
+		k.deny(now, 1)
 	} else {
 		u.demand.Exhausted(0)
 	}
@@ -349,7 +347,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	// When to order the next batch. If the store grants only what is needed, the limit is too small for batches. If it grants less
 	// than half of the smallest batch, the limit runs out, and a caller may never come for the next.
 	t, reorder := k.sizes(now), int64(-1)
-	orders := u.denial.Until() == 0 && r.Remaining > 0
+	orders := u.denial.State != denial.Denied && r.Remaining > 0
 	switch {
 	case !rolls:
 		orders = orders && !u.demand.Small(&t) && r.Grant >= min(q.Want, t.SmallestWorth(q.Need, hears))

@@ -172,7 +172,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Expire. Not after the change, which must not spend what is over.
 	moved, turned := k.Expire(now, u.fetch != nil)
 	k.env.Counts.Move(moved)
-	if u.denial.Until() != 0 && k.Rolls() && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
+	if u.denial.State == denial.Denied && k.Rolls() && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
 		u.denial.Open()
 		k.Lease.Load().Remaining.Add(1)
 		turned = true
@@ -187,7 +187,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 		return nil
 	}
 
-	if k.Rolls() && u.line.Parked > 0 && u.denial.Until() != 0 && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
+	if k.Rolls() && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
 		did.probe = u.line.Rests.N
 	}
 
@@ -230,7 +230,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 			u.timer.Reset(time.Duration(at - now))
 		}
 	}
-	invariant.That(u.denial.Until() == 0 || k.Lease.Load() != nil || k.parted, "denied until %d without a lease", u.denial.Until())
+	invariant.That(u.denial.State != denial.Denied || k.Lease.Load() != nil || k.parted, "denied until %d without a lease", u.denial.Until)
 	return f
 }
 
@@ -283,12 +283,12 @@ func (k *machine) publish() {
 	if u.fetch != nil && u.line.Active > 0 {
 		return
 	}
-	until := u.denial.Until()
+	until := u.denial.Until
 	if k.phase >= leaving { // the next caller must come by the lock
 		until = 0
 	} else if until != 0 {
 		if k.env.ByKey { // so must one now and then, to ask whether the limit was raised
-			until = min(until, u.denial.Recheck())
+			until = min(until, u.denial.Recheck)
 		}
 		if k.Rolls() { // or a probe would put off what a refusal has said
 			until = min(until, k.Lease.Load().Reset.Load())
@@ -335,8 +335,11 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
-		Denied: u.denial.Until(), Recall: u.denial.Again(), Probe: did.probe > 0, Alive: w.Alive(now),
+		Denied: u.denial.Until, Probe: did.probe > 0, Alive: w.Alive(now),
 		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
+	}
+	if u.denial.State == denial.Recalled {
+		f.Recall = u.denial.Ask
 	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
@@ -435,13 +438,13 @@ func (k *machine) serve(now int64, fresh bool) {
 	if w.Alive(now) {
 		k.Reserve()
 		hand = k.Reserved
-		if until := u.denial.Until(); fresh || until != 0 && (now < until || k.Rolls() && now < w.Reset.Load()) {
+		if until := u.denial.Until; fresh || until != 0 && (now < until || k.Rolls() && now < w.Reset.Load()) {
 			rest, to = w.Remaining.Load(), waiters.Windows{Next: max(w.Reset.Load(), now+1), Length: int64(l.Window), Tokens: l.Tokens}
 		}
 	}
 	u.line.Serve(hand, rest, to, func(c *waiter, v waiters.Verdict) {
-		if v != waiters.Grant && u.denial.Until() == 0 { // the store has too little
-			k.deny(now)
+		if v != waiters.Grant && u.denial.State != denial.Denied { // the store has too little
+			k.deny(now, 1)
 		}
 		o := outcome{}
 		switch v {
@@ -460,26 +463,30 @@ func (k *machine) serve(now int64, fresh bool) {
 		}
 		u.line.Notify(c, o)
 	})
-	if u.denial.Until() == 0 && u.line.Parked > 0 { // the store has too little
-		k.deny(now)
+	if u.denial.State != denial.Denied && u.line.Parked > 0 { // the store has too little
+		k.deny(now, 1)
 	}
 	if k.shard.Open.Load() { // the others get none
 		k.fallBack(u.line.Last, now, k.shard.OpenError())
 	}
 }
 
-// deny refuses from memory: until it is this process' turn to probe, or the window ends or, of a rolling limit, some tokens count
-// no more.
-func (k *machine) deny(now int64) {
+// exhaustedTimes is how much more rarely a key probes that has heard that the limit is used up. It hears of tokens that come back, too, unless
+// that message is lost or many wait for it.
+const exhaustedTimes = 4
+
+// deny refuses from memory: until it is this process' turn to probe, times as late as usual, or the window ends or, of a rolling limit, some
+// tokens count no more.
+func (k *machine) deny(now int64, times time.Duration) {
 	u, w, window := k.keep(), k.Lease.Load(), k.Limit().Window
 	if !u.demand.IsExhausted() && !k.Rolls() {
 		k.observe(now)
 		u.demand.Exhausted(now)
 	}
-	ends, turn := w.Latest, window/denial.Times
+	ends, mean := w.Latest, times*window/denial.Times
 	if k.Rolls() {
-		ends, turn = max(w.Reset.Load(), now+1)-u.trip-tokens.Rounding, window/rareTimes
+		ends, mean = max(w.Reset.Load(), now+1)-u.trip-tokens.Rounding, times*window/rareTimes
 	}
 	clients := time.Duration(max(k.clients, 1)) // times a year they overflow
-	u.denial.Deny(now, ends, min(turn, math.MaxInt64/64/clients)*clients, window)
+	u.denial.Deny(now, ends, min(mean, math.MaxInt64/64/clients)*clients, window)
 }

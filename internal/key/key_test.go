@@ -17,6 +17,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
@@ -204,7 +205,7 @@ func (k *Key) state() string {
 		return "leaving"
 	case k.Lease.Load() == nil:
 		return "cold"
-	case k.use != nil && k.use.denial.Until() != 0:
+	case k.use != nil && k.use.denial.State == denial.Denied:
 		return "denied"
 	}
 	return "open"

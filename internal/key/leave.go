@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/next"
 	"github.com/go-reservoir/reservoir/internal/surplus"
 )
@@ -26,8 +27,7 @@ func (k *Key) Hear(m backend.Message) {
 		case !current:
 		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && u.fetch == nil:
 			w.Remaining.Store(0)
-			k.deny(now)
-			if u.denial.Told(now, w.Latest); k.free() > 0 {
+			if k.deny(now, exhaustedTimes); k.free() > 0 {
 				u.surplus.Call(m.Window, rolls)
 			}
 			return changed
@@ -312,7 +312,7 @@ func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		f = Figures{
 			Spent: k.Spent(), Denied: k.refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
-			Parted: k.parted, Exhausted: k.use.denial.Until() != 0,
+			Parted: k.parted, Exhausted: k.use.denial.State == denial.Denied,
 		}
 		if w := k.Lease.Load(); w.Alive(now) {
 			f.Window = w.Window

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 	"github.com/go-reservoir/reservoir/internal/waiters"
 )
@@ -77,7 +78,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 				return effect{changed: lease.ClaimReorder(left)}
 			}
 		}
-		if alive && !stay && u.denial.Until() != 0 && n > lease.Remaining.Load()+k.Held() {
+		if alive && !stay && u.denial.State == denial.Denied && n > lease.Remaining.Load()+k.Held() {
 			did := effect{}
 			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
 				did = effect{changed: true, probe: n}
@@ -131,7 +132,7 @@ func (k *Key) Expect(n int64) {
 		switch {
 		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load():
 			return unchanged
-		case w.Alive(now) && (w.Stock.Load() >= n || u.denial.Until() != 0):
+		case w.Alive(now) && (w.Stock.Load() >= n || u.denial.State == denial.Denied):
 			return unchanged
 		}
 		k.phase = active
@@ -228,7 +229,7 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	if u.line.Active == 0 {
 		k.publish()
 	}
-	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.Until() != 0 || k.free() > u.surplus.Known()}
+	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.State == denial.Denied || k.free() > u.surplus.Known()}
 }
 
 // Overrun charges n tokens that a request has used above its charge: from stock, and what the

@@ -33,11 +33,11 @@ type recalls struct {
 	told  int64 // 1 = all were told that the limit is used up; or when some were told that tokens are back, Unix ms
 }
 
-// waits reports whether a client that was called may still answer: for a 20th of the window after the call or the last answer,
+// waits reports whether a client that was called may still answer: for a part of the window after the call or the last answer,
 // unless a client has given up before.
 func (s *step) waits() bool {
 	h := s.head
-	return h.out > 0 && s.now/1000-h.at < s.length()/20
+	return h.out > 0 && s.now/1000-h.at < s.length()/backend.RecallPart
 }
 
 // idle is at most how many tokens lie idle in the client until it states the next time: what it holds now and
