@@ -66,19 +66,19 @@ func (l Limit) Plain() Limit {
 // Counter names what the limit counts in, beside the key: the kind and the length of its windows, as "60s", "1500ms",
 // "60s:roll" or "day@Europe/Berlin". Limits that differ only in Tokens share a counter; others never meet.
 func (l Limit) Counter() string {
-	name := ""
+	name := make([]byte, 0, 32)
 	switch ms := l.Window.Milliseconds(); {
 	case l.Calendar.Period != 0:
 		return l.Calendar.name()
 	case ms%1000 == 0:
-		name = strconv.FormatInt(ms/1000, 10) + "s"
+		name = append(strconv.AppendInt(name, ms/1000, 10), "s"...)
 	default:
-		name = strconv.FormatInt(ms, 10) + "ms"
+		name = append(strconv.AppendInt(name, ms, 10), "ms"...)
 	}
 	if l.Rolls {
-		name += ":roll"
+		name = append(name, ":roll"...)
 	}
-	return name
+	return string(name)
 }
 
 // Validate returns nil, or an error that wraps ErrLimit and names the fault.

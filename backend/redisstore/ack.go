@@ -65,9 +65,9 @@ func (a *ack) concerns(calls []*call) bool {
 // send sends the calls and a WAIT in one pipeline, because WAIT covers the writes of its
 // own connection. It returns an error if too few replicas have these writes. A cluster's client would send WAIT to any node, so its calls, which
 // come one at a time, go to their node's client.
-func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*call, cmds []redis.Cmder) error {
+func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*call) error {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		node, err := cluster.MasterForKey(ctx, calls[0].tag())
+		node, err := cluster.MasterForKey(ctx, calls[0].tag)
 		if err != nil {
 			calls[0].cmd.SetErr(err)
 			return nil
@@ -75,7 +75,7 @@ func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*c
 		client = node
 	}
 	wait := redis.NewIntCmd(ctx, "wait", a.replicas, a.timeout.Milliseconds())
-	pipeline(ctx, client, calls, append(cmds, wait)...)
+	pipeline(ctx, client, calls, wait)
 	reached, err := wait.Result()
 	switch {
 	case err != nil: // not wrapped, because the script may have run

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
@@ -25,11 +24,12 @@ import (
 
 // script is one Lua script and how to call it.
 type script struct {
-	op, source, sha string
-	reads           bool               // it writes nothing, so replicas may run it
-	keys            int                // number of its keys
-	fields          int                // number of integers in its reply
-	handsOut        func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
+	op, source string
+	sha        any                // the hash of source, a string
+	reads      bool               // it writes nothing, so replicas may run it
+	keys       int                // number of its keys
+	fields     int                // number of integers in its reply
+	handsOut   func([]int64) bool // whether replicas must have what it did, by its reply; nil = never
 }
 
 var (
@@ -38,10 +38,13 @@ var (
 	resetScript = newScript("reset", lua.Reset, 3, 5, voids)
 
 	// Those of rolling limits, whose one key holds all.
-	rollScript      = newScript("sync", lua.Roll, 1, 12, granted)
+	rollScript      = newScript("sync", lua.Roll, 1, rollFields, granted)
 	rollCheckScript = newScript("check", lua.RollCheck, 1, 7, nil)
 	rollResetScript = newScript("reset", lua.RollReset, 1, 5, voids)
 )
+
+// rollFields is the number of integers in the longest reply, but for the pairs at its end.
+const rollFields = 12
 
 func granted(v []int64) bool { return len(v) > 6 && v[6] > 0 }
 
@@ -67,37 +70,49 @@ type command struct{ *redis.IntSliceCmd }
 // NoRetry makes Client, ClusterClient and pipelines of go-redis send the command once.
 func (command) NoRetry() bool { return true }
 
-// request is what a method of Store asks of the server.
-type request struct {
+// word is an argument of a command, as it is sent. In a list of arguments a pointer to it needs no memory
+// of its own, as a string or a number would.
+type word []byte
+
+// MarshalBinary implements encoding.BinaryMarshaler, for go-redis.
+func (w *word) MarshalBinary() ([]byte, error) { return *w, nil }
+
+// String is for hooks that print commands.
+func (w *word) String() string { return string(*w) }
+
+// call is a call of a script. A pipeline owns it until complete reports the outcome to the caller, and to the end
+// if the caller leaves. Its arguments lie in it, so that a call is one allocation.
+type call struct {
 	script     *script
-	keys       int   // of the script's that it gets; 0 = all
-	fault      error // for which it is not made
-	key        string
-	limit      backend.Limit
-	args       []any
-	spends     bool // tokens that were used already, so replicas must have that
-	ledgerless bool // it does without the ledger, if there is none
-	plain      bool // it reads, but by a command that could write
-	detached   bool // only its deadline ends it; see backend.Statement
+	ctx        context.Context
+	calls      *inflight.Counter // the store's
+	tag        string            // the first key, by which a cluster finds its node
+	spends     bool              // tokens that were used already, so replicas must have that
+	ledgerless bool              // it does without the ledger, if there is none
+	detached   bool              // only its deadline ends it; see backend.Statement
+	reads      bool              // by a command that replicas may run
+	clock      word              // time set by a test, Unix us; empty = the server's clock
+
+	all   []any  // the command with all keys, without what declare appends
+	line  []any  // the command
+	after []byte // server time, Unix us, after which the script does nothing; 0 = no bound
+	cmd   command
+	state atomic.Int32
+	done  chan struct{} // nil = the caller's own goroutine makes the call
+	reply []int64
+	err   error
+
+	list  [3 + mostWords + 2]any
+	words [mostWords]word
+	used  int       // of words
+	text  []byte    // the words, one after the other
+	room  [300]byte // of text; the words of long keys lie elsewhere
+	time  [20]byte  // of after
+	alone [1]*call  // a pipeline of this call
 }
 
-// call is one attempt at a request. Its pipeline owns it until complete reports the outcome
-// to the caller, and to the end if the caller leaves.
-type call struct {
-	request
-	ctx    context.Context
-	line   []any             // the command
-	reads  bool              // by a command that replicas may run
-	clock  string            // time set by a test, Unix us; empty = the server's clock
-	after  int64             // server time, Unix us, after which the script does nothing; 0 = no bound
-	calls  *inflight.Counter // the store's
-	inline bool              // the caller's own goroutine makes it
-	state  atomic.Int32
-	done   chan struct{}
-	cmd    command
-	reply  []int64
-	err    error
-}
+// mostWords is how many keys and arguments the longest statement has, which is one by the calendar.
+const mostWords = 3 + 18
 
 // States of a call. It becomes written when go-redis begins to encode it. If it fails
 // before that, or its caller leaves, the server surely does not carry it out: a call that
@@ -109,63 +124,85 @@ const (
 	answered
 )
 
-func (s *Store) newCall(ctx context.Context, r request) *call {
-	keys, n := keysOf(s.prefix, r.key, r.limit.Counter()), cmp.Or(r.keys, r.script.keys)
-	c := &call{request: r, ctx: ctx, reads: r.script.reads && !r.plain && !s.noRO.Load(), calls: &s.calls, done: make(chan struct{}, 1)}
-	c.line = append(make([]any, 0, 3+len(keys)+len(r.args)+2), nil, nil, n)
-	for _, k := range keys[:n] {
-		c.line = append(c.line, k)
+// newCall returns a call with its keys. The caller adds arguments by text and numbers.
+func (s *Store) newCall(ctx context.Context, sc *script, key string, l backend.Limit) *call {
+	c := &call{script: sc, ctx: ctx, reads: sc.reads && !s.noRO.Load(), calls: &s.calls}
+	c.text, c.all = c.room[:0], c.list[:3]
+	keys := keysOf(s.prefix, key, l.Counter())
+	c.tag = keys[0]
+	for _, k := range keys[:sc.keys] {
+		c.add(k)
 	}
 	if now, test := storeclock.From(ctx); test {
-		c.clock = strconv.FormatInt(now.UnixMicro(), 10)
-	}
-	if c.line = append(append(c.line, r.args...), instant{c}); !r.script.reads && c.clock != "" {
-		c.line = append(c.line, c.clock)
+		c.clock = strconv.AppendInt(nil, now.UnixMicro(), 10)
 	}
 	return c
 }
 
-// tag is the first key, by which a cluster finds its node.
-func (c *call) tag() string { return c.line[3].(string) }
+// add adds an argument.
+func (c *call) add(text string) { c.end(append(c.text, text...)) }
 
-// declare leaves the command only its first key.
-func (c *call) declare() {
-	n := c.line[2].(int)
-	c.line = slices.Concat(c.line[:4], c.line[3+n:]) // anew, because a hook may keep the old one
-	c.line[2] = 1
+// numbers adds arguments.
+func (c *call) numbers(all ...int64) {
+	for _, n := range all {
+		c.end(strconv.AppendInt(c.text, n, 10))
+	}
+}
+
+// end makes an argument of what has been appended to the text.
+func (c *call) end(text []byte) {
+	w := &c.words[c.used]
+	*w, c.text = text[len(c.text):len(text):len(text)], text
+	c.used++
+	c.all = append(c.all, w)
+}
+
+// declare makes the command with so many keys.
+func (c *call) declare(keys int) {
+	c.line = c.all
+	if n := c.script.keys; keys < n {
+		c.line = slices.Concat(c.all[:3+keys], c.all[3+n:])
+	}
+	c.line[2] = keys
+	if c.line = append(c.line, (*instant)(c)); !c.script.reads && c.clock != nil {
+		c.line = append(c.line, &c.clock)
+	}
 }
 
 // instant is the script argument "not after"; of a script that reads, it is "now".
-// go-redis calls MarshalBinary when it writes the command.
-type instant struct{ c *call }
+type instant call
 
-// MarshalBinary implements encoding.BinaryMarshaler.
-func (i instant) MarshalBinary() ([]byte, error) {
-	if !i.c.state.CompareAndSwap(waiting, written) && i.c.state.Load() == abandoned && !i.c.script.reads {
+// MarshalBinary implements encoding.BinaryMarshaler. go-redis calls it when it writes the command.
+func (i *instant) MarshalBinary() ([]byte, error) {
+	if !i.state.CompareAndSwap(waiting, written) && i.state.Load() == abandoned && !i.script.reads {
 		return []byte("1"), nil // long ago
 	}
-	return []byte(i.String()), nil
+	return i.after, nil
 }
 
 // String is for hooks that print commands.
-func (i instant) String() string {
-	if i.c.script.reads {
-		return i.c.clock
-	}
-	return strconv.FormatInt(i.c.after, 10)
-}
+func (i *instant) String() string { return string(i.after) }
 
 // stamp makes the next command, with the script's text or only its hash.
 func (c *call) stamp(text bool, ahead time.Duration) {
-	if c.clock == "" {
-		c.after = notAfter(c.ctx, ahead)
+	if c.cmd.IntSliceCmd != nil {
+		c.line = slices.Clone(c.line) // because a hook may keep the last one
 	}
-	c.line[0], c.line[1] = "evalsha", c.script.sha
-	if text {
+	switch {
+	case c.script.reads:
+		c.after = c.clock
+	case c.clock != nil:
+		c.after = append(c.time[:0], '0')
+	default:
+		c.after = strconv.AppendInt(c.time[:0], notAfter(c.ctx, ahead), 10)
+	}
+	switch c.line[0], c.line[1] = "evalsha", c.script.sha; {
+	case text && c.reads:
+		c.line[0], c.line[1] = "eval_ro", c.script.source
+	case text:
 		c.line[0], c.line[1] = "eval", c.script.source
-	}
-	if c.reads {
-		c.line[0] = c.line[0].(string) + "_ro"
+	case c.reads:
+		c.line[0] = "evalsha_ro"
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.line...)}
 }
@@ -203,7 +240,7 @@ func (c *call) judge(lack error) (now int64) {
 	case lack != nil && c.script.handsOut != nil && (c.spends || c.script.handsOut(c.reply)):
 		c.err = lack
 	}
-	if c.clock != "" {
+	if c.clock != nil {
 		return 0
 	}
 	return c.reply[1]
@@ -234,16 +271,26 @@ func (c *call) complete() {
 	case answered:
 		return
 	case waiting, written:
-		c.done <- struct{}{} // never blocks: there is room for one
+		if c.done != nil {
+			c.done <- struct{}{} // never blocks: there is room for one
+		}
 	}
 	c.calls.End()
 }
 
-// await sends the call through g and returns when it has the outcome or the context
+// await sends the call, with so many of its keys, through g and returns when it has the outcome or the context
 // ends. go-redis does not interrupt a read when a context ends.
-func (c *call) await(g *group) ([]int64, error) {
+func (c *call) await(g *group, keys int) ([]int64, error) {
 	c.calls.Add()
-	g.submit(c)
+	c.declare(keys)
+	c.state.Store(waiting)
+	if g.submit(c) {
+		c.alone[0] = c
+		g.run(c.alone[:])
+	}
+	if c.done == nil {
+		return c.reply, c.err
+	}
 	select {
 	case <-c.done:
 	case <-c.ctx.Done():
@@ -261,29 +308,25 @@ func (c *call) await(g *group) ([]int64, error) {
 // pause is about how long the store waits before it repeats a call.
 const pause = 10 * time.Millisecond
 
-// do makes a call. If it surely was not carried out, do repeats it once. Nothing else repeats
-// a call.
-func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
-	if r.fault != nil {
-		return nil, r.fault
-	}
-	if err := s.begin(r.script.op); err != nil {
+// do makes a call. If it surely was not carried out, do repeats it once. Nothing else repeats a call.
+func (s *Store) do(c *call) ([]int64, error) {
+	if err := s.begin(c.script.op); err != nil {
 		return nil, err
 	}
 	defer s.calls.End()
-	if err := ctx.Err(); err != nil {
-		return nil, &backend.Error{Op: r.script.op, Class: backend.Unavailable, Err: err}
+	if err := c.ctx.Err(); err != nil {
+		return nil, &backend.Error{Op: c.script.op, Class: backend.Unavailable, Err: err}
 	}
-	if reply := s.read(ctx, r); reply != nil {
+	if reply := s.read(c); reply != nil {
 		return reply, nil
 	}
+	keys := c.script.keys
 	for first := true; ; first = false {
-		c := s.newCall(ctx, r)
-		g := s.group(ctx, c.tag())
-		reply, err := c.await(g)
+		g := s.group(c.ctx, c.tag)
+		reply, err := c.await(g, keys)
 		if err == nil {
 			s.known.Store(true)
-			if r.plain {
+			if c.script.reads && !c.reads {
 				s.noRO.Store(true)
 			}
 			if reply[0]&flagMute != 0 {
@@ -294,16 +337,16 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 		switch {
 		case redis.HasErrorPrefix(err, "TRYAGAIN"): // the slot is moving, and not all keys are there
 			s.known.Store(true)
-			if r.ledgerless && r.keys == 0 {
-				r.keys = 2
+			if c.ledgerless && keys == 3 {
+				keys = 2
 				continue
 			}
 		case c.reads && refusesRO(err):
-			r.plain = true
+			c.reads = false
 			continue
 		}
-		failure := s.failure(r.script.op, err)
-		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(ctx, pause) {
+		failure := s.failure(c.script.op, err)
+		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(c.ctx, pause) {
 			return nil, failure
 		}
 	}
@@ -311,17 +354,18 @@ func (s *Store) do(ctx context.Context, r request) ([]int64, error) {
 
 // read sends a check to one of the replicas, if there are any, for at most half of the caller's time:
 // a replica that hangs leaves time for the primary. It returns nil without a reply.
-func (s *Store) read(ctx context.Context, r request) []int64 {
-	if len(s.readers) == 0 || !r.script.reads {
+func (s *Store) read(c *call) []int64 {
+	if len(s.readers) == 0 || !c.script.reads {
 		return nil
 	}
 	half := time.Second
-	if deadline, ok := ctx.Deadline(); ok {
+	if deadline, ok := c.ctx.Deadline(); ok {
 		half = time.Until(deadline) / 2
 	}
-	ctx, cancel := context.WithTimeout(ctx, half)
+	ctx, cancel := context.WithTimeout(c.ctx, half)
 	defer cancel()
-	reply, err := s.newCall(ctx, r).await(s.readers[mathrand.IntN(len(s.readers))])
+	twin := &call{script: c.script, ctx: ctx, calls: c.calls, tag: c.tag, reads: c.reads, clock: c.clock, all: slices.Clone(c.all)}
+	reply, err := twin.await(s.readers[mathrand.IntN(len(s.readers))], c.script.keys)
 	if err != nil {
 		return nil
 	}

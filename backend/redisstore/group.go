@@ -13,7 +13,7 @@ import (
 
 // A group sends the calls to one server in shared pipelines (a group commit):
 //
-//   - A call that finds fewer than four pipelines in flight is sent at once, alone.
+//   - A call that finds few pipelines in flight is sent at once, alone, if possible in its caller's goroutine.
 //   - Other calls are queued. The first pipeline that returns takes them all, or one more
 //     pipeline does if none returns for a while. So neither a connection that hangs nor
 //     a distant server delays them for long.
@@ -43,28 +43,32 @@ const (
 	tooLong      = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
 )
 
-// submit sends c now, or queues it. If the call is detached and the server near, the
-// caller's goroutine makes it: two goroutine switches take as long as the network.
-func (g *group) submit(c *call) {
+// submit queues c, or sends it now. It returns true if the caller is to make the pipeline itself, because the call
+// is detached and the server near: two goroutine switches take as long as the network.
+func (g *group) submit(c *call) bool {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.earned = min(g.earned+1, mostSaved)
-	if g.inFlight >= g.pipelines {
-		if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
-			g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
-		}
-		g.queue = append(g.queue, c)
-		g.armExtra()
-		g.mu.Unlock()
-		return
+	free := g.inFlight < g.pipelines
+	if free && c.detached && c.done == nil && g.obeysDeadline && 0 < g.trip && g.trip < tooLong {
+		g.inFlight++
+		return true
 	}
-	g.inFlight++
-	c.inline = c.detached && g.obeysDeadline && 0 < g.trip && g.trip < tooLong
-	g.mu.Unlock()
-	if c.inline {
-		g.run([]*call{c})
-	} else {
-		go g.run([]*call{c})
+	if c.done == nil {
+		c.done = make(chan struct{}, 1)
 	}
+	if free {
+		g.inFlight++
+		c.alone[0] = c
+		go g.run(c.alone[:])
+		return false
+	}
+	if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
+		g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
+	}
+	g.queue = append(g.queue, c)
+	g.armExtra()
+	return false
 }
 
 // armExtra sets a timer that sends queued calls in an extra pipeline, if none returns
@@ -83,52 +87,43 @@ func (g *group) armExtra() {
 		g.extraDue = false
 		g.inFlight++
 		g.mu.Unlock()
-		g.run(g.next())
+		g.proceed()
 	})
 }
 
-// next returns the queued calls for a pipeline to send. If there are none, the pipeline ends.
-func (g *group) next() []*call {
+// proceed ends a pipeline and begins another one with the queued calls, if there are any.
+func (g *group) proceed() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := min(len(g.queue), longest)
 	batch := slices.DeleteFunc(slices.Clone(g.queue[:n]), (*call).dropped)
-	g.queue = slices.Delete(g.queue, 0, n)
-	if len(batch) == 0 {
+	if g.queue = slices.Delete(g.queue, 0, n); len(batch) > 0 {
+		go g.run(batch)
+	} else {
 		g.inFlight--
 	}
 	g.armExtra()
-	return batch
 }
 
-// run sends the calls, then those queued meanwhile, until the queue is empty. A panic of a
-// go-redis hook is not caught. In the goroutine of a caller it may be, so run leaves nothing
-// in flight.
+// run sends the calls of a pipeline. A panic of a go-redis hook is not caught. In the goroutine of a caller it may
+// be, so run leaves nothing in flight.
 func (g *group) run(batch []*call) {
 	defer func() {
-		if len(batch) > 0 { // a panic, or runtime.Goexit
-			for _, c := range batch {
-				c.err = errCrashed
-				c.complete()
-			}
-			go g.run(g.next())
+		for _, c := range batch { // left by a panic, or runtime.Goexit
+			c.err = errCrashed
+			c.complete()
 		}
+		g.proceed()
 	}()
-	for len(batch) > 0 {
-		inline := batch[0].inline
-		g.send(batch, false)
-		// A script's text is sent only to a server that lacks it. Loading it in advance
-		// would not be enough, because a restart or a failover loses it.
-		if batch = g.complete(batch); len(batch) > 0 {
-			g.send(batch, true)
-			for _, c := range g.complete(batch) {
-				c.complete()
-			}
+	g.send(batch, false)
+	// A script's text is sent only to a server that lacks it. Loading it in advance
+	// would not be enough, because a restart or a failover loses it.
+	if batch = g.complete(batch); len(batch) > 0 {
+		g.send(batch, true)
+		for _, c := range g.complete(batch) {
+			c.complete()
 		}
-		if batch = g.next(); inline && len(batch) > 0 {
-			go g.run(batch)
-			batch = nil
-		}
+		batch = nil
 	}
 }
 
@@ -145,9 +140,9 @@ func (g *group) complete(calls []*call) (missing []*call) {
 		case g.redirects != nil && isMoved(c.err):
 			c.unwritten()
 			if redis.HasErrorPrefix(c.err, "ASK") { // no key of the counter is here, and there a command may have one new key at most
-				c.declare()
+				c.declare(1)
 			}
-			g.redirects.submit(c)
+			g.redirects.submit(c) // never in this goroutine
 		default:
 			c.complete()
 		}
@@ -159,38 +154,33 @@ func (g *group) complete(calls []*call) (missing []*call) {
 // script carries its text and the later ones find it loaded.
 func (g *group) send(calls []*call, scripts bool) {
 	began, ahead, loaded := time.Now(), g.clock.ahead(), map[*script]bool{}
-	cmds := make([]redis.Cmder, len(calls))
-	for i, c := range calls {
+	for _, c := range calls {
 		c.stamp(scripts && !loaded[c.script], ahead)
-		cmds[i], loaded[c.script] = c.cmd, true
+		loaded[c.script] = true
 	}
-	ctx, cancel := detach(calls)
+	ctx, cancel := outlast(calls)
 	defer cancel()
 	var lack error
 	switch {
 	case g.ack.concerns(calls):
-		lack = g.ack.send(ctx, g.client, calls, cmds)
+		lack = g.ack.send(ctx, g.client, calls)
 	case len(calls) == 1:
-		_ = g.client.Process(ctx, cmds[0])
+		_ = g.client.Process(ctx, calls[0].cmd)
 	default:
-		pipeline(ctx, g.client, calls, cmds...)
+		pipeline(ctx, g.client, calls)
 	}
-	at := int64(0)
+	at := int64(0) // the server's time
 	for _, c := range calls {
 		at = max(at, c.judge(lack))
 	}
-	g.measure(at, time.Since(began))
-}
-
-// measure records the server's time, or 0 for no reply, and how long the pipeline took.
-func (g *group) measure(at int64, took time.Duration) {
 	if at != 0 {
 		g.clock.observe(at)
 	}
+	took := time.Since(began)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case at == 0:
+	case at == 0: // no reply
 		g.trip = 0
 	case g.trip == 0 || took < g.trip:
 		g.trip = took
@@ -199,12 +189,15 @@ func (g *group) measure(at int64, took time.Duration) {
 	}
 }
 
-// pipeline sends the commands; the first ones belong to the calls. If a server refuses
+// pipeline sends the calls, and more commands after them. If a server refuses
 // the connection, because of its password for example, go-redis takes that for the reply
 // to one command and leaves the others without an error, which pipeline then sets.
-func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, cmds ...redis.Cmder) {
+func pipeline(ctx context.Context, client redis.UniversalClient, calls []*call, more ...redis.Cmder) {
 	pipe := client.Pipeline()
-	_ = pipe.BatchProcess(ctx, cmds...)
+	for _, c := range calls {
+		_ = pipe.Process(ctx, c.cmd)
+	}
+	_ = pipe.BatchProcess(ctx, more...)
 	_, err := pipe.Exec(ctx)
 	for _, c := range calls {
 		if err != nil && c.cmd.Err() == nil && c.cmd.Val() == nil {
@@ -223,18 +216,16 @@ func isMoved(err error) bool {
 // distant server needs it for dial, TLS, handshake and the first load of a script.
 const connectTime = 2 * time.Second
 
-// detach returns the context of a pipeline. It has the values of a lone caller's context
-// and outlasts those of all callers. When a context ends, go-redis closes the connection,
-// finished or not, and the next caller would have to start over.
-//
-// An inline call ends with its own context.
-func detach(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].inline {
+// outlast returns the context of a pipeline, which outlasts those of all callers: when a context ends, go-redis
+// closes the connection, finished or not, and the next caller would have to start over. A call in the goroutine of
+// its caller ends with its own context.
+func outlast(calls []*call) (context.Context, context.CancelFunc) {
+	if calls[0].done == nil {
 		return calls[0].ctx, func() {}
 	}
 	ctx, last := context.Background(), time.Now().Add(connectTime)
 	if len(calls) == 1 {
-		ctx = context.WithoutCancel(calls[0].ctx)
+		ctx = context.WithoutCancel(calls[0].ctx) // with its values, for hooks
 	}
 	for _, c := range calls {
 		at, ok := c.ctx.Deadline()

@@ -142,9 +142,9 @@ func TestLongest(t *testing.T) {
 	x.whole.mu.Lock()
 	x.whole.inFlight++
 	x.whole.mu.Unlock()
-	batch := x.whole.next()
-	require.Len(t, batch, longest)
-	x.wg.Go(func() { x.whole.run(batch) })
+	x.whole.proceed()
+	left, _ := queued(x.whole)
+	require.Equal(t, longest+1, left)
 	x.proxy.Hold(false)
 	x.wg.Wait()
 	require.EqualValues(t, 2*longest+1+pipelines, x.server.Calls("evalsha"))

@@ -211,13 +211,12 @@ func window(text string) backend.Window {
 	return backend.Window{End: number(end), Gen: number(gen)}
 }
 
-// nameOf writes a window's name.
-func nameOf(w backend.Window) string {
-	name := strconv.FormatInt(w.End, 10)
-	if w.Gen != 0 {
-		name += "." + strconv.FormatInt(w.Gen, 10)
+// appendName writes a window's name.
+func appendName(text []byte, w backend.Window) []byte {
+	if text = strconv.AppendInt(text, w.End, 10); w.Gen != 0 {
+		text = strconv.AppendInt(append(text, '.'), w.Gen, 10)
 	}
-	return name
+	return text
 }
 
 // number reads digits; none are 0.

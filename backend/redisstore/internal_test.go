@@ -61,7 +61,7 @@ func TestLateForItsCaller(t *testing.T) {
 	for left, expired := range map[time.Duration]bool{-time.Millisecond: true, time.Hour: false} {
 		ctx, cancel := context.WithTimeout(t.Context(), left)
 		defer cancel()
-		c := &call{request: request{script: syncScript}, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
+		c := &call{script: syncScript, ctx: ctx, cmd: command{redis.NewIntSliceCmd(ctx)}}
 		c.cmd.SetVal([]int64{flagLate, 1})
 		require.EqualValues(t, 1, c.judge(nil))
 		require.Equal(t, expired, errors.Is(c.err, context.DeadlineExceeded))

@@ -46,7 +46,6 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/inflight"
-	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New] or
@@ -171,29 +170,42 @@ const (
 
 // Sync implements backend.Store with one EVALSHA.
 func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
-	_, tested := storeclock.From(ctx)
-	r := request{script: syncScript, fault: q.Validate(), key: q.Key, limit: q.Limit, spends: q.Change > 0, detached: q.Detached, ledgerless: q.Client == ""}
-	r.args = append(make([]any, 0, 18), q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
-		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, tested))
+	if err := q.Validate(); err != nil {
+		return backend.Reply{}, err
+	}
+	sc := syncScript
 	if q.Limit.Rolls {
-		r.roll(&q)
+		sc = rollScript
+	}
+	c := s.newCall(ctx, sc, q.Key, q.Limit)
+	c.spends, c.detached, c.ledgerless = q.Change > 0, q.Detached, q.Client == "" && !q.Limit.Rolls
+	c.add(q.Client)
+	c.numbers(q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
+		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, c.clock != nil))
+	if q.Limit.Rolls {
+		c.roll(&q)
 	} else if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
-		r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq)
+		c.numbers(q.Want, q.Least, q.Life, q.Seq)
 		if q.Window.End|q.Change|q.Pace != 0 || period {
-			r.args = append(r.args, nameOf(q.Window), q.Mine, q.Change, q.Used, q.Idle)
+			c.end(appendName(c.text, q.Window))
+			c.numbers(q.Mine, q.Change, q.Used, q.Idle)
 			if !q.Exact || period {
-				r.args = append(r.args, q.Pace, q.Run)
+				c.numbers(q.Pace, q.Run)
 			}
 			if period {
-				r.args = append(r.args, q.Begin, q.End)
+				c.numbers(q.Begin, q.End)
 			}
 		}
 	}
-	v, err := s.do(ctx, r)
+	v, err := s.do(c)
 	if err != nil {
 		return backend.Reply{}, err
 	}
-	v = append(v, make([]int64, max(rollScript.fields-len(v), 0))...)
+	var all [rollFields]int64 // the reply, with the zeros that it leaves out
+	if len(v) < rollFields {
+		copy(all[:], v)
+		v = all[:]
+	}
 	if q.Limit.Rolls {
 		ahead(v)
 	}
@@ -212,30 +224,31 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 		Called:  v[10],
 	}
 	out.Frees = microseconds(v[11])
-	for grant := range slices.Chunk(v[rollScript.fields:], 2) {
+	for grant := range slices.Chunk(v[rollFields:], 2) {
 		out.Grants = append(out.Grants, backend.Change{Bucket: grant[0], Tokens: grant[1]})
 	}
 	return out, nil
 }
 
-// roll makes r a statement of a rolling limit.
-func (r *request) roll(q *backend.Statement) {
-	r.script, r.ledgerless = rollScript, false
-	var changes []byte
-	for i, c := range q.Changes {
-		r.spends = r.spends || c.Tokens > 0
+// roll adds the arguments that statements of rolling limits have.
+func (c *call) roll(q *backend.Statement) {
+	more := q.Window.Gen|q.Known|q.Idle|q.Pace|q.After != 0 || len(q.Changes) > 0 // a first contact has none of these
+	if c.numbers(q.Within.Microseconds()); q.Client != "" || more {
+		c.numbers(q.Want, q.Least, q.Life, q.Seq)
+	}
+	if !more {
+		return
+	}
+	c.numbers(q.Window.Gen, q.Known, q.Idle, q.Pace, q.After)
+	changes := c.text
+	for i, change := range q.Changes {
+		c.spends = c.spends || change.Tokens > 0
 		if i > 0 {
 			changes = append(changes, ' ')
 		}
-		changes = strconv.AppendInt(append(strconv.AppendInt(changes, c.Bucket, 10), ' '), c.Tokens, 10)
+		changes = strconv.AppendInt(append(strconv.AppendInt(changes, change.Bucket, 10), ' '), change.Tokens, 10)
 	}
-	more := q.Window.Gen|q.Known|q.Idle|q.Pace|q.After != 0 || changes != nil // a first contact has none of these
-	if r.args = append(r.args, q.Within.Microseconds()); q.Client != "" || more {
-		r.args = append(r.args, q.Want, q.Least, q.Life, q.Seq)
-	}
-	if more {
-		r.args = append(r.args, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, changes)
-	}
+	c.end(changes)
 }
 
 // ahead puts the time of a rolling limit in place of the server's, which may have stepped back.
@@ -244,11 +257,10 @@ func ahead(v []int64) { v[1], v[5] = v[1]+v[5], 0 }
 // Check implements backend.Store with one EVALSHA_RO, to a replica if there are any, or with EVALSHA if a server
 // or a proxy refuses that.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
-	r := request{script: checkScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, limit: l}
-	if l.Rolls {
-		r.script, r.args = rollCheckScript, []any{l.Window.Milliseconds(), l.Tokens}
+	if err := cmp.Or(backend.ValidateKey(key), l.Validate()); err != nil {
+		return backend.State{}, err
 	}
-	v, err := s.do(ctx, r)
+	v, err := s.do(s.newCheck(ctx, key, l))
 	if err != nil {
 		return backend.State{}, err
 	}
@@ -261,14 +273,27 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	return out, nil
 }
 
+func (s *Store) newCheck(ctx context.Context, key string, l backend.Limit) *call {
+	if !l.Rolls {
+		return s.newCall(ctx, checkScript, key, l)
+	}
+	c := s.newCall(ctx, rollCheckScript, key, l)
+	c.numbers(l.Window.Milliseconds(), l.Tokens)
+	return c
+}
+
 // Reset implements backend.Store with one EVALSHA, to the primary.
 func (s *Store) Reset(ctx context.Context, key string, l backend.Limit) (backend.Window, error) {
-	length := l.At(time.Now()).Window.Milliseconds()
-	r := request{script: resetScript, fault: cmp.Or(backend.ValidateKey(key), l.Validate()), key: key, limit: l, args: []any{length}}
-	if l.Rolls {
-		r.script = rollResetScript
+	if err := cmp.Or(backend.ValidateKey(key), l.Validate()); err != nil {
+		return backend.Window{}, err
 	}
-	v, err := s.do(ctx, r)
+	sc := resetScript
+	if l.Rolls {
+		sc = rollResetScript
+	}
+	c := s.newCall(ctx, sc, key, l)
+	c.numbers(l.At(time.Now()).Window.Milliseconds())
+	v, err := s.do(c)
 	if v == nil {
 		return backend.Window{}, err
 	}
@@ -290,7 +315,7 @@ func (s *Store) Shard(key string) string {
 }
 
 // bits returns the sum of 1, 2, 4 and so on for each that is true.
-func bits(all ...bool) (sum int) {
+func bits(all ...bool) (sum int64) {
 	for i, is := range all {
 		if is {
 			sum += 1 << i

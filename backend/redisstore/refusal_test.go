@@ -114,7 +114,10 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 	var batch []*call
 	for range n {
 		require.True(t, s.calls.Begin())
-		batch = append(batch, s.newCall(t.Context(), request{script: syncScript, key: "k", limit: limit10}))
+		c := s.newCall(t.Context(), syncScript, "k", limit10)
+		c.done = make(chan struct{}, 1)
+		c.declare(3)
+		batch = append(batch, c)
 	}
 	s.whole.send(batch, false)
 	s.whole.complete(batch)

@@ -109,7 +109,7 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
-			_, err := s.newCall(ctx, request{script: checkScript, key: key, limit: fixed}).await(reader)
+			_, err := s.newCheck(ctx, key, fixed).await(reader, checkScript.keys)
 			return s.reading("check of a replica", err)
 		})
 	}

@@ -101,7 +101,7 @@ func Do(j Job) (f Figures, err error) {
 		r.Way = r.Server
 	}
 	r.admin = redis.NewClient(&redis.Options{Addr: r.Server})
-	r.client = redis.NewClient(&redis.Options{Addr: r.Way, PoolSize: 64})
+	r.client = redis.NewClient(&redis.Options{Addr: r.Way, PoolSize: 64, ContextTimeoutEnabled: true}) // as redisstore.Options
 	defer func() {
 		for _, end := range slices.Backward(r.open) {
 			end()
