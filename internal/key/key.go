@@ -210,10 +210,10 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 
 	// Decide.
 	facts := k.facts(now, did)
-	why, at := next.Step(facts)
-	for why != next.None && !k.takeSlot(&has, facts.Class(why), facts.Open) {
-		facts.InLine = k.inLine
-		why, at = next.Step(facts)
+	why, class, at := next.Step(facts)
+	for why != next.None && class != next.AtOnce && !k.takeSlot(&has, class, facts.Open) {
+		facts.InLine = k.inLine // now only what is more urgent
+		why, class, at = next.Step(facts)
 	}
 
 	// Act.
@@ -336,7 +336,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
 		Denied: u.denial.Until, Probe: did.probe > 0, Alive: w.Alive(now),
-		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Called: u.surplus.Called(),
+		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Recalled: u.surplus.Called(),
 	}
 	if u.denial.State == denial.Recalled {
 		f.Recall = u.denial.Ask
@@ -378,7 +378,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 			Now: now, Window: w.Window, Rolls: rolls, Free: min(k.free(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: k.shard.Lead(), Short: k.short,
 		})
 	}
-	f.Called = u.surplus.Called()
+	f.Recalled = u.surplus.Called()
 
 	// What to order ahead.
 	if u.demand == nil || k.phase >= leaving || k.env.Direct {

@@ -71,13 +71,13 @@ func (s slot) free() {
 	}
 }
 
-// takeSlot takes the slot that a call of that class needs now, unless has is one already. If
+// takeSlot takes the slot that a call of that class needs, which is not made at once, unless has is one already. If
 // none is free, or the circuit is open, the key stands in line, and takeSlot reports false. A key
 // in the line of the rest may come forward: its turn is then the earlier one in both lines, and the
 // later one finds that it needs no call.
 func (k *machine) takeSlot(has *slot, class next.Class, open bool) bool {
 	s, first := k.shard, class == next.Callers
-	if !open && (has.shard != nil || class == next.AtOnce) {
+	if !open && has.shard != nil {
 		return true
 	}
 	if !open && s.lane.Take(first) {

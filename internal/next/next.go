@@ -71,160 +71,118 @@ type Facts struct {
 	Renew   int64 // of a rolling limit, when to ask for the next buckets; 0 = no need
 
 	// The stock.
-	Low     bool  // the stock is at the re-order point and the store has more
-	Surplus int64 // tokens that are worth giving back now
-	Called  bool  // callers elsewhere wait for the surplus, or to learn that there is none
-	Look    int64 // when to look for a surplus again; 0 = no need
+	Low      bool  // the stock is at the re-order point and the store has more
+	Surplus  int64 // tokens that are worth giving back now
+	Recalled bool  // callers elsewhere wait for the surplus, or to learn that there is none
+	Look     int64 // when to look for a surplus again; 0 = no need
 }
 
-// Step returns why the key should call the store now or, while the circuit is open, when the
-// shard is back. If it returns None, it also returns when to look again, unless an event
-// comes before. While the key stands in line, it returns only a cause that is more urgent.
+// Step returns why the key should call the store now, and how urgent that is. If it returns None, it also returns when to look again, unless an
+// event comes before. While the key stands in line, it returns only a cause that is more urgent.
 //
 //	callers wait > debt that is due > returns > probe > window over and used > last bucket > surplus > re-order point
-func Step(f Facts) (Cause, int64) {
-	if f.Closed || f.InFlight {
-		return None, Never
+//
+// Every call states the whole account, so the order decides how urgent the call is, and what it asks for. Callers come first, because they
+// wait. What only states comes before what asks for tokens: a prefetch in place of a return would bring back here what others have called.
+func Step(f Facts) (why Cause, class Class, again int64) {
+	if f.Closed || f.InFlight { // the fetch's end is an event
+		return None, 0, Never
 	}
-	at := int64(Never)
-	decisions := [...]func(Facts) (Cause, int64){forCallers, forAccount, ahead}
-	if f.Open {
-		decisions = [...]func(Facts) (Cause, int64){callersAgain, accountAgain, aheadAgain}
-	}
-	for _, decide := range decisions {
-		why, again := decide(f)
-		if why != None && f.Class(why) > f.InLine {
-			return why, Never
+	waits := f.Active > 0 || f.Parked > 0
+	if f.Open { // the key lines up, whatever the time is, and decides anew at its turn, when the circuit has closed
+		switch { // only callers go before the rest: many keys may run low, or be called, in an outage
+		case waits && f.InLine < Callers:
+			return Waiters, Callers, Never
+		case waits: // the failure policy may admit those who stay when another window begins
+			return None, 0, f.Ask
+		case f.InLine != 0:
+		case f.Charge != 0:
+			return Charge, Rest, Never
+		case f.Unconfirmed:
+			return Return, Rest, Never
+		case f.Low && f.Alive:
+			return Prefetch, Rest, Never
 		}
-		at = min(at, again)
+		return None, 0, Never
 	}
-	return None, at
-}
 
-// Class returns the class of a call for that cause. While the circuit is open, only callers who
-// wait go before the rest: many keys may run low, or be called, in an outage.
-func (f Facts) Class(why Cause) Class {
-	switch {
-	case why == Waiters && f.Passing > 0 && !f.Open, why == Probe:
-		return AtOnce
-	case why == Waiters, (why == Prefetch || why == Return && f.Called) && !f.Open:
-		return Callers
+	// due reports whether to make a call now that is wanted from when on; not if the key stands in line for one that is as urgent.
+	again = Never
+	due := func(class Class, when int64) bool {
+		if f.Now < when {
+			again = min(again, when)
+			return false
+		}
+		return class > f.InLine
 	}
-	return Rest
-}
 
-// callersAgain is forCallers while the circuit is open. The failure policy may admit callers
-// who stay when another window begins, so their key looks now and then.
-func callersAgain(f Facts) (Cause, int64) {
-	if f.Active > 0 || f.Parked > 0 {
-		return Waiters, f.Ask
-	}
-	return None, Never
-}
-
-// accountAgain is forAccount while the circuit is open.
-func accountAgain(f Facts) (Cause, int64) {
-	switch {
-	case f.Charge != 0:
-		return Charge, Never
-	case f.Unconfirmed:
-		return Return, Never
-	}
-	return None, Never
-}
-
-// aheadAgain is ahead while the circuit is open.
-func aheadAgain(f Facts) (Cause, int64) {
-	if f.Low && f.Alive {
-		return Prefetch, Never
-	}
-	return None, Never
-}
-
-// forCallers decides for callers in line. Those that do not stay need a fetch at once, even
-// after a failure. The others can wait for the store to recover, for tokens that come
-// back to it, or for the reset.
-func forCallers(f Facts) (Cause, int64) {
-	at := int64(Never)
+	// Callers in line. Those that do not stay need a fetch at once, even after a failure. The others can wait for the store to recover, unless
+	// an operator must act, about which they hear now. All can wait for the old window's end, and for tokens that others give back.
 	if f.Active > 0 {
+		class, when := Callers, f.Backoff
+		if f.Rejected {
+			when = 0
+		}
+		if f.Passing > 0 {
+			class, when = AtOnce, 0
+		}
 		switch {
 		case f.Ending && f.Now <= f.Over:
-			at = f.Over + resolution
+			when = f.Over + resolution
 		case f.Now < f.Recall:
-			at = f.Recall
-		case f.Passing > 0 || f.Rejected || f.Now >= f.Backoff:
-			return Waiters, at
-		default:
-			at = f.Backoff
+			when = f.Recall
+		}
+		if due(class, when) {
+			return Waiters, class, Never
 		}
 	}
 	if f.Parked > 0 { // they become active when the denial is over
-		at = min(at, max(f.Now+1, min(f.Denied, f.Over+1+f.Spread/4), f.Backoff)) // before processes that only restock
+		again = min(again, max(f.Now+1, min(f.Denied, f.Over+1+f.Spread/4), f.Backoff)) // before processes that only restock
 	}
-	return None, at
+
+	// The account, while its window is open.
+	back := Rest
+	if f.Recalled {
+		back = Callers // who wait elsewhere
+	}
+	if f.Charge != 0 && due(Rest, max(f.Charge, f.Backoff)) {
+		return Charge, Rest, Never
+	}
+	if f.Unconfirmed && due(back, f.Backoff) {
+		return Return, back, Never
+	}
+	if f.Probe && due(AtOnce, f.Backoff) {
+		return Probe, AtOnce, Never
+	}
+
+	// What a key in use does before its callers need it. Nothing is spent or returned of a window that is over.
+	if f.Over == 0 {
+		return None, 0, again
+	}
+	if f.Now > f.Over {
+		if f.Regular && f.Used && due(Rest, max(f.Backoff, f.Over+f.Spread)) {
+			return Reset, Rest, Never
+		}
+		return None, 0, again
+	}
+	if f.Regular {
+		again = min(again, f.Over+1+f.Spread)
+	}
+	if f.Renew != 0 && f.Alive && due(Rest, max(f.Renew, f.Backoff)) {
+		return Renew, Rest, Never
+	}
+	if (f.Surplus > 0 || f.Recalled && f.Alive) && due(back, f.Backoff) { // also if there is nothing, or callers elsewhere would wait for it
+		return Return, back, Never
+	}
+	if f.Look != 0 {
+		again = min(again, max(f.Look, f.Now+1))
+	}
+	if f.Low && f.Alive && due(Callers, f.Backoff) {
+		return Prefetch, Callers, Never
+	}
+	return None, 0, again
 }
 
 // resolution is the unit of the store's window ends. A window that is over here may be
 // open there for that much longer.
 const resolution = int64(1e6)
-
-// forAccount decides on debt, returned tokens and probes, while their window is open.
-func forAccount(f Facts) (Cause, int64) {
-	due := f.Charge != 0 && f.Now >= f.Charge
-	switch {
-	case !due && !f.Unconfirmed && !f.Probe:
-		if f.Charge != 0 {
-			return None, f.Charge
-		}
-		return None, Never
-	case f.Now < f.Backoff:
-		return None, f.Backoff
-	case due:
-		return Charge, Never
-	case f.Unconfirmed:
-		return Return, Never
-	}
-	return Probe, Never
-}
-
-// ahead decides what a key in use does before its callers need it.
-func ahead(f Facts) (Cause, int64) {
-	if f.Over == 0 {
-		return None, Never
-	}
-	if f.Now > f.Over {
-		switch {
-		case !f.Regular || !f.Used:
-			return None, Never
-		case f.Now < max(f.Backoff, f.Over+f.Spread):
-			return None, max(f.Backoff, f.Over+f.Spread)
-		}
-		return Reset, Never
-	}
-	at := int64(Never)
-	if f.Regular {
-		at = f.Over + 1 + f.Spread
-	}
-	if f.Renew != 0 && f.Alive {
-		if f.Now >= max(f.Renew, f.Backoff) {
-			return Renew, Never
-		}
-		at = min(at, max(f.Renew, f.Backoff))
-	}
-	if f.Surplus > 0 || f.Called && f.Alive { // or callers elsewhere would wait for what is not there
-		if f.Now >= f.Backoff {
-			return Return, Never
-		}
-		at = min(at, f.Backoff)
-	}
-	if f.Look != 0 {
-		at = min(at, max(f.Look, f.Now+1))
-	}
-	if f.Low && f.Alive {
-		if f.Now >= f.Backoff {
-			return Prefetch, Never
-		}
-		at = min(at, f.Backoff)
-	}
-	return None, at
-}

@@ -94,7 +94,7 @@ func TestStep(t *testing.T) {
 		{"a surplus", func(f *Facts) { f.Surplus = 1 }, Return, Never},
 		{"a surplus, and the pause is over", func(f *Facts) { f.Surplus, f.Backoff = 1, 100 }, Return, Never},
 		{"a surplus, after a failure", func(f *Facts) { f.Surplus, f.Backoff = 1, 101 }, None, 101},
-		{"others call, when it is about to end", func(f *Facts) { f.Called, f.Alive = true, false }, None, 211},
+		{"others call, when it is about to end", func(f *Facts) { f.Recalled, f.Alive = true, false }, None, 211},
 		{"a look for it later", func(f *Facts) { f.Look = 150 }, None, 150},
 		{"and not at once", func(f *Facts) { f.Look = 100 }, None, 101},
 		{"a look after the reset", func(f *Facts) { f.Look = 999 }, None, 211},
@@ -105,7 +105,7 @@ func TestStep(t *testing.T) {
 	} {
 		f := base()
 		row.facts(&f)
-		cause, at := Step(f)
+		cause, _, at := Step(f)
 		assert.Equal(t, fmt.Sprint(row.cause, " ", row.at), fmt.Sprint(cause, " ", at), row.name)
 	}
 }
@@ -124,12 +124,12 @@ func TestEarliest(t *testing.T) {
 				func() { f.Over = 119 },
 			}[j]()
 		}
-		_, at := Step(f)
+		_, _, at := Step(f)
 		assert.Equal(t, want, at)
 	}
 	f := base()
 	f.Charge, f.Backoff, f.Over, f.Parked, f.Denied = 1, 120, 0, 1, 110
-	_, at := Step(f)
+	_, _, at := Step(f)
 	assert.EqualValues(t, 120, at, "the account's")
 }
 
@@ -146,7 +146,7 @@ func TestPriority(t *testing.T) {
 		{Reset, func(f *Facts) { f.Now = 210 }}, // excludes those below
 		{Renew, func(f *Facts) { f.Renew = f.Now }},
 		{Return, func(f *Facts) { f.Surplus = 1 }},
-		{Return, func(f *Facts) { f.Called = true }},
+		{Return, func(f *Facts) { f.Recalled = true }},
 		{Prefetch, func(f *Facts) { f.Low = true }},
 	}
 	for i, first := range order {
@@ -154,7 +154,7 @@ func TestPriority(t *testing.T) {
 			f := base()
 			second.facts(&f)
 			first.facts(&f)
-			cause, at := Step(f)
+			cause, _, at := Step(f)
 			assert.Equal(t, first.cause, cause, "and %s", second.cause)
 			assert.EqualValues(t, Never, at)
 		}
@@ -171,18 +171,22 @@ func TestClass(t *testing.T) {
 		{Waiters, func(f *Facts) { f.Active, f.Passing = 1, 1 }, AtOnce},
 		{Waiters, func(f *Facts) { f.Active, f.Passing, f.Open = 1, 1, true }, Callers},
 		{Waiters, func(f *Facts) { f.Active = 1 }, Callers},
-		{Probe, func(f *Facts) {}, AtOnce},
-		{Prefetch, func(f *Facts) {}, Callers},
-		{Prefetch, func(f *Facts) { f.Open = true }, Rest},
-		{Charge, func(f *Facts) { f.Called, f.Passing = true, 1 }, Rest},
-		{Return, func(f *Facts) {}, Rest},
-		{Return, func(f *Facts) { f.Called = true }, Callers},
-		{Return, func(f *Facts) { f.Called, f.Open = true, true }, Rest},
-		{Reset, func(f *Facts) {}, Rest},
-		{Renew, func(f *Facts) {}, Rest},
+		{Probe, func(f *Facts) { f.Probe = true }, AtOnce},
+		{Probe, func(f *Facts) { f.Probe, f.Unconfirmed, f.InLine = true, true, Rest }, AtOnce},
+		{Prefetch, func(f *Facts) { f.Low = true }, Callers},
+		{Prefetch, func(f *Facts) { f.Low, f.Open = true, true }, Rest},
+		{Charge, func(f *Facts) { f.Charge, f.Recalled = 1, true }, Rest},
+		{Return, func(f *Facts) { f.Unconfirmed = true }, Rest},
+		{Return, func(f *Facts) { f.Unconfirmed, f.Recalled = true, true }, Callers},
+		{Return, func(f *Facts) { f.Unconfirmed, f.Recalled, f.Open = true, true, true }, Rest},
+		{Return, func(f *Facts) { f.Surplus, f.Recalled, f.Renew, f.InLine = 1, true, 1, Rest }, Callers},
+		{Reset, func(f *Facts) { f.Now = 210 }, Rest},
+		{Renew, func(f *Facts) { f.Renew = 1 }, Rest},
 	} {
 		f := base()
 		row.facts(&f)
-		assert.Equal(t, row.class, f.Class(row.why), "%s %+v", row.why, f)
+		why, class, _ := Step(f)
+		assert.Equal(t, row.why, why, "%+v", f)
+		assert.Equal(t, row.class, class, "%s %+v", row.why, f)
 	}
 }
