@@ -50,19 +50,16 @@ func Order[V any](m map[string]V) iter.Seq2[string, V] {
 	}
 }
 
-type source interface {
-	Int64N(n int64) int64
-	ExpFloat64() float64
-}
-
-func generator() source {
+// generator returns the generator of a draw. The runtime's has no state here, so it is safe for concurrent use.
+func generator() *rand.Rand {
 	if seed := seeded.Load(); seed != nil {
 		return rand.New(rand.NewPCG(*seed, uint64(time.Now().UnixNano())))
 	}
-	return global{}
+	return unseeded
 }
 
-type global struct{}
+var unseeded = rand.New(runtime{})
 
-func (global) Int64N(n int64) int64 { return rand.Int64N(n) }
-func (global) ExpFloat64() float64  { return rand.ExpFloat64() }
+type runtime struct{}
+
+func (runtime) Uint64() uint64 { return rand.Uint64() }

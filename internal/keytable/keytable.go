@@ -56,13 +56,11 @@ func (t *Table[S]) Len() int64 { return t.size.Load() }
 // there, so a caller that gets nil must call Find or GetOrMake.
 func (t *Table[S]) Get(key string) *Node[S] {
 	h := t.HashOf(key)
-	chains := t.shards[h%shards].chains.Load()
-	if chains == nil {
-		return nil
-	}
-	for n := at(*chains, h).Load(); n != nil; n = n.next.Load() {
-		if n.Hash == h && n.Key == key {
-			return n
+	if chains := t.shards[h%shards].chains.Load(); chains != nil {
+		for n := of(*chains, h).Load(); n != nil; n = n.next.Load() {
+			if n.Hash == h && n.Key == key {
+				return n
+			}
 		}
 	}
 	return nil
@@ -95,8 +93,33 @@ func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S
 		return nil
 	}
 	n := init(&Node[S]{Key: strings.Clone(key), Hash: h})
-	s.grow()
-	push(at(*s.chains.Load(), h), n)
+
+	// Double the chains, so that there are never more nodes than chains. Each node is pushed onto its new chain. A reader
+	// at that node goes on along the new chain and may miss the rest of the old one. The reader cannot go round in circles,
+	// because a moved node points only to moved nodes.
+	chains := s.chains.Load()
+	if chains == nil || s.size == len(*chains) {
+		var old []chain[S]
+		if chains != nil {
+			old = *chains
+		}
+		more := make([]chain[S], max(2*len(old), 8))
+		for i := range old {
+			for n := old[i].Load(); n != nil; {
+				next, to := n.next.Load(), of(more, n.Hash)
+				n.next.Store(to.Load())
+				to.Store(n)
+				n = next
+			}
+		}
+		chains = &more
+		s.chains.Store(chains)
+	}
+
+	// Push it.
+	to := of(*chains, h)
+	n.next.Store(to.Load())
+	to.Store(n)
 	s.size++
 	return n
 }
@@ -110,7 +133,7 @@ func (t *Table[S]) Delete(n *Node[S]) {
 	if chains == nil {
 		return
 	}
-	link := at(*chains, n.Hash)
+	link := of(*chains, n.Hash)
 	for link.Load() != nil && link.Load() != n {
 		link = &link.Load().next
 	}
@@ -126,7 +149,17 @@ func (t *Table[S]) Delete(n *Node[S]) {
 func (t *Table[S]) All(yield func(*Node[S]) bool) {
 	var nodes []*Node[S]
 	for i := range t.shards {
-		nodes = t.shards[i].list(nodes[:0])
+		s := &t.shards[i]
+		s.mu.Lock()
+		nodes = nodes[:0]
+		if chains := s.chains.Load(); chains != nil {
+			for i := range *chains {
+				for n := (*chains)[i].Load(); n != nil; n = n.next.Load() {
+					nodes = append(nodes, n)
+				}
+			}
+		}
+		s.mu.Unlock()
 		for _, n := range nodes {
 			if !yield(n) {
 				return
@@ -135,50 +168,7 @@ func (t *Table[S]) All(yield func(*Node[S]) bool) {
 	}
 }
 
-func (s *shard[S]) list(to []*Node[S]) []*Node[S] {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if chains := s.chains.Load(); chains != nil {
-		for i := range *chains {
-			for n := (*chains)[i].Load(); n != nil; n = n.next.Load() {
-				to = append(to, n)
-			}
-		}
-	}
-	return to
-}
-
-// grow doubles the shard's chains when it would have more nodes than chains. It moves a
-// node by pushing it onto its new chain. A reader at that node goes on along the new chain
-// and may miss the rest of the old one. The reader cannot go round in circles, because a
-// moved node points only to moved nodes.
-func (s *shard[S]) grow() {
-	old := s.chains.Load()
-	if old != nil && s.size < len(*old) {
-		return
-	}
-	size := 8
-	if old != nil {
-		size = 2 * len(*old)
-	}
-	chains := make([]chain[S], size)
-	if old != nil {
-		for i := range *old {
-			for n := (*old)[i].Load(); n != nil; {
-				next := n.next.Load()
-				push(at(chains, n.Hash), n)
-				n = next
-			}
-		}
-	}
-	s.chains.Store(&chains)
-}
-
-func at[S any](chains []chain[S], hash uint32) *chain[S] {
+// of returns the chain of nodes with that hash.
+func of[S any](chains []chain[S], hash uint32) *chain[S] {
 	return &chains[hash/shards&uint32(len(chains)-1)]
-}
-
-func push[S any](c *chain[S], n *Node[S]) {
-	n.next.Store(c.Load())
-	c.Store(n)
 }

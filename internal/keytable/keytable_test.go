@@ -25,7 +25,7 @@ func TestEqualHashes(t *testing.T) {
 	table := newTable(math.MaxInt64)
 	table.Delete(put(table, "a")) // makes the chains
 	h := table.HashOf("a")
-	push(at(*table.shards[h%shards].chains.Load(), h), &Node[string]{Key: "b", Hash: h})
+	of(*table.shards[h%shards].chains.Load(), h).Store(&Node[string]{Key: "b", Hash: h})
 	assert.Nil(t, table.Get("a"))
 	assert.Nil(t, table.Find("a"))
 	assert.Equal(t, "of a", put(table, "a").State)
