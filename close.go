@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/key"
 )
@@ -55,12 +56,12 @@ func (s *sweeper) sweep() {
 			break
 		}
 	}
-	for _, s := range l.shards.Range {
-		if s := s.(*key.Shard); s.Open.Load() {
+	for s := range l.env.Shards {
+		if s.Open.Load() {
 			s.LineUp()
 		}
 	}
-	l.look()             // at shards whose first key has come since
+	l.hearing.look()     // at shards whose first key has come since
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
 	if l.env.Keeps() {
 		s.arm()
@@ -109,7 +110,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 
 func (l *Limiter) close(ctx context.Context) error {
 	<-l.making.Close() // no key and no subscription comes from now on
-	l.end()
+	l.env.End()
 	l.sweeper.stop()
 	for k := range l.env.All { // waiting callers get ErrClosed, as new ones do from now on
 		k.CloseLine()
@@ -123,7 +124,7 @@ func (l *Limiter) close(ctx context.Context) error {
 	if sub := l.hearing.sub.Load(); sub != nil {
 		(*sub).Close()
 	}
-	l.stopReopening(ctx)
+	l.env.StopProbes(ctx)
 	var keys errgroup.Group
 	keys.SetLimit(key.CallsAtOnce)
 	for k := range l.env.All {
@@ -152,7 +153,11 @@ func (l *Limiter) handBack(ctx context.Context, k *key.Key) error {
 		if err == nil && f.Shard.Open.Load() {
 			err = f.Shard.OpenError()
 		}
-		err = l.send(ctx, f, err)
+		if err == nil {
+			err = caller{l}.Call(ctx, l.fetchTimeout, f)
+		} else {
+			err = f.End(key.Trip{}, backend.Reply{}, err)
+		}
 		switch {
 		case try == attempts || err != nil && (ctx.Err() != nil || f.Shard.Open.Load()):
 			return err

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
@@ -17,79 +14,102 @@ import (
 // of the shard, what is counted, and what the hooks get. No lock is held during a call, and
 // nothing else calls the store.
 
-// storeCall is one call to the store. It belongs to no caller: it runs in a goroutine of its
-// own under the fetch timeout, even if its callers leave.
+// storeCall is one call to the store. It runs in a goroutine of its own, so that no caller's context but
+// its own one ends it, and one goroutine at a time may touch it.
 type storeCall struct {
 	StoreCall
-	l      *Limiter
-	shard  *key.Shard
-	stored string // the key
-	begin  time.Time
-	trip   key.Trip
-	left   bool // of a call for one caller, who has left; only that caller reads and writes it
+	l     *Limiter
+	shard *key.Shard
+	q     *backend.Statement // of a sync; others have its Key and Limit only
+
+	reply backend.Reply // to a check the State, to a reset the Window that is void now
+	trip  key.Trip
 }
 
-// newCall returns a call that is sent now.
-func (l *Limiter) newCall(s *key.Shard, stored string, what StoreCall) *storeCall {
-	return &storeCall{StoreCall: what, l: l, shard: s, stored: stored, begin: time.Now(), trip: key.Trip{Sent: l.env.Clock.Now()}}
+// newCall returns a call that concerns the key of q.
+func (l *Limiter) newCall(op string, q *backend.Statement) *storeCall {
+	return &storeCall{StoreCall: StoreCall{Op: op}, l: l, shard: l.env.Shard(q.Key), q: q}
 }
 
-// sync makes the statement q.
-func (s *storeCall) sync(ctx context.Context, q *backend.Statement) (backend.Reply, error) {
-	s.Want = max(q.Want, q.Need, q.Change)
-	for _, c := range q.Changes {
-		s.Want = max(s.Want, c.Tokens)
+// run makes the call within ctx and the timeout. All its errors are *StoreErrors, so that callers need to handle no other.
+func (c *storeCall) run(ctx context.Context, timeout time.Duration) error {
+	l, counts := c.l, &c.l.env.Counts
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	begin, err := time.Now(), error(nil)
+	c.trip.Sent = l.env.Clock.Now()
+	switch c.Op {
+	case "check":
+		c.reply.State, err = l.store.Check(bounded, c.q.Key, c.q.Limit)
+	case "reset":
+		c.reply.Window, err = l.store.Reset(bounded, c.q.Key, c.q.Limit)
+	case "publish":
+		err = l.store.(backend.Listener).Publish(bounded, backend.Message{Kind: backend.Changed, Key: c.q.Key})
+	default:
+		c.Want = max(c.q.Want, c.q.Need, c.q.Change)
+		for _, bucket := range c.q.Changes {
+			c.Want = max(c.Want, bucket.Tokens)
+		}
+		counts.Syncs.Add(1)
+		c.reply, err = l.store.Sync(bounded, *c.q)
+		if c.Granted = c.reply.Grant; err == nil && c.reply.Astray {
+			c.shard.SetClock(c.reply.Now)
+		}
 	}
-	s.l.env.Counts.Syncs.Add(1)
-	r, err := s.l.store.Sync(ctx, *q)
-	if err == nil && r.Astray {
-		s.shard.SetClock(r.Now)
-	}
-	s.Granted = r.Grant
-	return r, err
-}
+	c.Duration = time.Since(begin)
+	c.trip.End = l.env.Clock.Now()
+	counts.Calls.Add(1)
 
-// end records how the call has ended, and tells the shard, unless neutral says that this says
-// nothing of it. It makes a *StoreError of every error of a store, so that callers need to
-// handle no other.
-func (s *storeCall) end(err error, neutral bool) error {
-	s.Duration = time.Since(s.begin)
-	s.trip.End = s.l.env.Clock.Now()
-	s.l.env.Counts.Calls.Add(1)
+	// The error, as callers get it, without what a store has wrapped it in.
 	failure, failed := errors.AsType[*StoreError](err)
-	if err != nil && !failed {
-		failure = &StoreError{Op: s.Op, Class: backend.Unknown, Err: err}
-		err = failure
-	}
-	s.Err = err
-	if s.Op == "publish" { // of another right and, in a cluster, of another server
-		return err
-	}
-	outcome, cause := key.OutcomeOf(err), err
-	if failure != nil {
-		cause = failure // what callers get, without what a store has wrapped it in
-	}
 	switch {
-	case neutral:
-		outcome = breaker.Neutral
-	case failure != nil && failure.KeyOnly && s.Cause == string(next.Reopen): // the shard answers, though it does not serve this key
-		outcome = breaker.Answered
-	case outcome == breaker.Failed:
-		s.shard.Failed(s.stored)
+	case failed:
+		c.Err = failure
+	case err != nil:
+		c.Err = &StoreError{Op: c.Op, Class: backend.Unknown, Err: err}
 	}
-	if s.Op != "check" && s.shard.Record(s.trip.Sent, s.trip.End, outcome, cause) { // a replica may have answered a Check
-		s.l.armReopen(s.shard)
+
+	// The shard, unless the call may be answered by another server, as a Check by a replica, or is of another right.
+	if c.Op == "sync" || c.Op == "reset" {
+		c.shard.Ended(c.q.Key, next.Cause(c.Cause), c.trip, c.Err, c.Err != nil && over(ctx))
 	}
-	s.shard.Resume()
-	return err
+	return c.Err
 }
 
 // report calls the hooks. It comes last, so that a slow hook delays no caller.
-func (s *storeCall) report() {
-	if hook := s.l.hooks.StoreCall; hook != nil {
-		hook(s.StoreCall)
+func (c *storeCall) report() {
+	if hook := c.l.hooks.StoreCall; hook != nil {
+		hook(c.StoreCall)
 	}
-	s.l.reportShard(s.shard)
+	c.shard.Report()
+}
+
+// await makes the call for one caller, and returns its error, or that of ctx if that ends first. here says which: if it is false,
+// the caller has gone, and may not touch the call any more. The call goes on then, and late, unless it is nil, gets its error.
+func (c *storeCall) await(ctx context.Context, late func(error)) (here bool, _ error) {
+	calls := &c.l.env.Calls
+	if !calls.Begin() {
+		return true, ErrClosed
+	}
+	end := make(chan error)
+	go func() {
+		defer calls.End()
+		err := c.run(context.WithoutCancel(ctx), c.l.fetchTimeout)
+		select {
+		case end <- err:
+		case <-ctx.Done():
+			if late != nil {
+				late(err)
+			}
+		}
+		c.report()
+	}()
+	select {
+	case err := <-end:
+		return true, err
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 }
 
 // over reports whether ctx has ended, or ends within a millisecond, because a socket's
@@ -105,114 +125,55 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 // caller makes the calls of keys; it is the seam of package key.
 type caller struct{ l *Limiter }
 
-// Shard returns the shard that a key of the store is on. A store whose shards fail
-// independently has a method Shard, which names them without I/O. A key's shard is looked
-// up before each call, because a cluster has no shards until its first answer, and its
-// slots move.
-func (c caller) Shard(stored string) *key.Shard {
-	l := c.l
-	var name string
-	if l.parts != nil {
-		name = l.parts.Shard(stored)
-	}
-	if s, ok := l.shards.Load(name); ok {
-		return s.(*key.Shard)
-	}
-	s, _ := l.shards.LoadOrStore(name, l.env.NewShard(name))
-	return s.(*key.Shard)
-}
-
-// Limit is Limiter.ask.
-func (c caller) Limit(key string) (backend.Limit, error) { return c.l.ask(key) }
-
 // Send sends the statement under the fetch timeout. No caller's context ends it: that caller
 // may leave, and the others still need the fetch.
 func (c caller) Send(f *key.Fetch) {
 	defer c.l.env.Calls.End()
 	f.Req.Detached = true
-	_ = c.l.send(context.Background(), f, f.Begin())
+	if err := f.Begin(); err != nil {
+		_ = f.End(key.Trip{}, backend.Reply{}, err)
+		return
+	}
+	_ = c.Call(context.Background(), c.l.fetchTimeout, f)
 }
 
-// send makes the call of f, unless err says why not, and applies its end. The call ends with
-// ctx or by the fetch timeout.
-func (l *Limiter) send(ctx context.Context, f *key.Fetch, err error) error {
-	if err != nil {
-		return f.End(key.Trip{}, backend.Reply{}, err)
-	}
-	call := l.newCall(f.Shard, f.Req.Key, StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason})
-	bounded, cancel := context.WithTimeout(ctx, l.fetchTimeout)
-	defer cancel()
-	reply, err := call.sync(bounded, &f.Req)
-	err = call.end(err, over(ctx))
-	err = f.End(call.trip, reply, err)
+// Call makes the call of f within ctx and the timeout, and applies its end.
+func (c caller) Call(ctx context.Context, timeout time.Duration, f *key.Fetch) error {
+	call := storeCall{l: c.l, shard: f.Shard, q: &f.Req, StoreCall: StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason}}
+	err := call.run(ctx, timeout)
+	err = f.End(call.trip, call.reply, err)
 	call.report()
 	return err
 }
 
-// await makes a call, by f, for one caller, and returns its reply and error, or the error of
-// ctx if that ends first. The call goes on then, and late, unless it is nil, gets its end.
-func await[R any](ctx context.Context, call *storeCall, f func(context.Context) (R, error), late func(R, error)) (reply R, _ error) {
-	l := call.l
-	if !l.env.Calls.Begin() {
-		return reply, ErrClosed
-	}
-	type ending struct {
-		reply R
-		err   error
-	}
-	end := make(chan ending)
-	go func() {
-		defer l.env.Calls.End()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.fetchTimeout)
-		defer cancel()
-		reply, err := f(bounded)
-		err = call.end(err, false)
-		select {
-		case end <- ending{reply, err}:
-		case <-ctx.Done():
-			if late != nil {
-				late(reply, err)
-			}
-		}
-		call.report()
-	}()
-	select {
-	case e := <-end:
-		return e.reply, e.err
-	case <-ctx.Done():
-		call.left = true
-		return reply, ctx.Err()
-	}
-}
-
 // alone makes a statement without an account for n tokens of a key that has no room in
-// memory. It is sent once, and again if the store has done nothing, because its clock is in
+// memory. It is sent once, but the request starts over, in the first passes, if the store has done nothing, because its clock is in
 // another period of the calendar.
-func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool) key.Verdict {
-	for try := 1; ; try++ {
-		a, v := k.Alone(n, stay)
-		if v.Next != key.Call {
-			return v
-		}
-		a.Req.Detached = true
-		q := a.Req // the call's own, which may go on
-		call := l.newCall(l.shardOf(q.Key), q.Key, StoreCall{Op: "sync"})
-		r, err := await(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.sync(ctx, &q) },
-			func(r backend.Reply, err error) {
-				if err == nil {
-					l.env.Counts.Expire(r.Grant)
-				}
-				l.unknown(err, n)
-			})
-		l.unknown(err, n)
-		if err == nil && r.Astray {
-			if try < key.MaxAstray {
-				continue
-			}
-			err = key.ErrorAstray()
-		}
-		return a.Answer(&r, call.trip.Sent, err, ctx.Err() != nil)
+func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool, pass int) key.Verdict {
+	a, v := k.Alone(n, stay)
+	if v.Next != key.Call {
+		return v
 	}
+	q := a.Req // the call's own, which may go on
+	q.Detached = true
+	call := l.newCall("sync", &q)
+	here, err := call.await(ctx, func(err error) {
+		if err == nil {
+			l.env.Counts.Expire(call.reply.Grant)
+		}
+		l.unknown(err, n)
+	})
+	if !here {
+		return key.Verdict{Err: err}
+	}
+	l.unknown(err, n)
+	if err == nil && call.reply.Astray {
+		if pass < key.MaxAstray {
+			return key.Verdict{Next: key.StartOver}
+		}
+		err = key.ErrorAstray()
+	}
+	return a.Answer(&call.reply, call.trip.Sent, err, ctx.Err() != nil)
 }
 
 // overdraw charges n tokens, without an account, that were used above what c was charged, of
@@ -224,8 +185,10 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int6
 	if limit.Rolls {
 		q.Window.End, q.Change, q.Changes = 0, 0, []backend.Change{{Tokens: n}} // now
 	}
-	counts, shard := &l.env.Counts, l.shardOf(q.Key)
-	settled := func(r backend.Reply, err error) {
+	call, counts := l.newCall("sync", &q), &l.env.Counts
+	call.Cause = string(next.Charge)
+	settled := func(err error) {
+		r := &call.reply
 		switch {
 		case err == nil && (r.Window == q.Window || limit.Rolls && r.Window.Gen == q.Window.Gen):
 			counts.Taken.Add(n)
@@ -236,18 +199,17 @@ func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int6
 			counts.Overdrawn.Add(n)
 		}
 	}
-	if shard.Open.Load() {
-		err := shard.OpenError()
-		settled(backend.Reply{}, err)
+	if call.shard.Open.Load() {
+		err := call.shard.OpenError()
+		settled(err)
 		return l.failed(ctx, err)
 	}
 	if ctx.Err() != nil { // the client has left, which is usual
 		ctx = context.WithoutCancel(ctx)
 	}
-	call := l.newCall(shard, q.Key, StoreCall{Op: "sync", Cause: string(next.Charge)})
-	r, err := await(ctx, call, func(ctx context.Context) (backend.Reply, error) { return call.sync(ctx, &q) }, settled)
-	if !call.left {
-		settled(r, err)
+	here, err := call.await(ctx, settled)
+	if here {
+		settled(err)
 	}
 	return l.failed(ctx, err)
 }
@@ -268,84 +230,4 @@ func (l *Limiter) failed(ctx context.Context, err error) error {
 		l.env.Counts.Failed.Add(1)
 	}
 	return err
-}
-
-// connectTime is how long a call may take that nobody waits for: dial, TLS, handshake and
-// the first load of a script, on a far server.
-const connectTime = 2 * time.Second
-
-func (l *Limiter) shardOf(stored string) *key.Shard { return caller{l}.Shard(stored) }
-
-// armReopen sets the timer for the next probe of a shard.
-func (l *Limiter) armReopen(s *key.Shard) { s.Arm(func() { l.reopen(s) }) }
-
-// reopen probes whether a shard answers again, by a statement for one of its keys that asks
-// for nothing. The probe has time to connect, because nobody waits for it. A shard without
-// keys is forgotten.
-func (l *Limiter) reopen(s *key.Shard) {
-	if !l.env.Calls.Begin() {
-		return
-	}
-	defer l.env.Calls.End()
-	defer func() {
-		if s.Watched() {
-			l.armReopen(s)
-		}
-	}()
-	if !s.Due(l.env.Clock.Now()) {
-		return
-	}
-	if stored, ok := s.ProbeKey(); ok {
-		l.probe(l.life, max(l.fetchTimeout, connectTime), s, stored)
-	} else {
-		l.forgetShard(s)
-	}
-}
-
-// probe makes a statement for a key that does nothing.
-func (l *Limiter) probe(ctx context.Context, timeout time.Duration, s *key.Shard, stored string) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	call := l.newCall(s, stored, StoreCall{Op: "sync", Cause: string(next.Reopen)})
-	_, err := call.sync(ctx, &backend.Statement{Key: stored, Limit: backend.Limit(PerMinute(1))})
-	_ = call.end(err, false)
-	call.report()
-}
-
-func (l *Limiter) forgetShard(s *key.Shard) {
-	s.Reset(l.env.Clock.Now())
-	l.shards.CompareAndDelete(s.Name, s)
-	s.Resume()
-	l.reportShard(s)
-}
-
-// reportShard calls the hook for each change of the shard.
-func (l *Limiter) reportShard(s *key.Shard) {
-	s.Report(func(now breaker.Change) {
-		if l.hooks.ShardState != nil {
-			l.hooks.ShardState(ShardState{Shard: s.Name, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
-		}
-	})
-}
-
-// stopReopening stops the timers of all shards, and probes each shard that is away for the
-// last time, so that Close need not try it with each key.
-func (l *Limiter) stopReopening(ctx context.Context) {
-	var probes errgroup.Group
-	probes.SetLimit(key.CallsAtOnce)
-	l.shards.Range(func(_, value any) bool {
-		s := value.(*key.Shard)
-		s.Stop()
-		if !s.Open.Load() || ctx.Err() != nil { // a shard without keys would take a walk over all keys
-			return true
-		}
-		if stored, ok := s.ProbeKey(); ok {
-			probes.Go(func() error {
-				l.probe(ctx, l.fetchTimeout, s, stored)
-				return nil
-			})
-		}
-		return true
-	})
-	_ = probes.Wait()
 }

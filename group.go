@@ -169,11 +169,8 @@ func (g *Group) validate(cost costs, keys []string) (limiter int, _ error) {
 		if cost.free(i) {
 			continue
 		}
-		if err := l.validateKey(keys[i]); err != nil {
+		if err := l.validateRequest(keys[i], cost.of(i)); err != nil {
 			return i, err
-		}
-		if n := cost.of(i); n < 1 {
-			return i, fmt.Errorf("%w: %d, want at least 1", backend.ErrTokens, n)
 		}
 	}
 	return g.exceeded(cost, keys, false)
@@ -348,7 +345,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			results[i] = l.glance(keys[i])
 			continue
 		}
-		k, limit, err := l.find(keys[i])
+		k, limit, err := l.find(keys[i], true)
 		switch {
 		case err != nil:
 			errs[i] = err
@@ -357,10 +354,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			later[i] = true
 		default: // the request itself, because nothing of a fetch would be kept for it
 			calls.Go(func() error {
-				results[i], later[i], errs[i] = l.request(ctx, k, keys[i], limit, cost.of(i), false)
-				if results[i].Shadowed && errs[i] == nil {
-					l.pass(&results[i])
-				}
+				results[i], later[i], errs[i] = l.attempt(ctx, k, keys[i], limit, cost.of(i), false, 1)
 				return nil
 			})
 		}

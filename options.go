@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/placement"
@@ -182,12 +183,30 @@ func (c *config) validateKey(key string) error {
 	return backend.ValidateKey(placement.Named(c.name, key))
 }
 
+// validateRequest refuses a request that no limit could serve.
+func (c *config) validateRequest(key string, n int64) error {
+	if err := c.validateKey(key); err != nil {
+		return err
+	}
+	if n < 1 {
+		return fmt.Errorf("%w: %d, want at least 1", backend.ErrTokens, n)
+	}
+	return nil
+}
+
 // settings are what keys need to know.
-func (c *config) settings() key.Settings {
-	return key.Settings{
+func (c *config) settings(store backend.Store) key.Settings {
+	s := key.Settings{
 		Limit: backend.Limit(c.limit), ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing, Direct: c.direct,
 		Timeout: c.fetchTimeout, Fallback: c.failure,
 	}
+	s.Parts, _ = store.(key.Parts)
+	if hook := c.hooks.ShardState; hook != nil {
+		s.ShardState = func(shard string, now breaker.Change) {
+			hook(ShardState{Shard: shard, Away: now.Open, Rejecting: now.Rejecting, Err: now.Err})
+		}
+	}
+	return s
 }
 
 // validate names the first option whose value makes no sense.

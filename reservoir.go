@@ -43,7 +43,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -58,13 +57,8 @@ import (
 // share nothing but the store.
 type Limiter struct {
 	config
-	env   key.Env
-	store backend.Store
-	parts interface{ Shard(key string) string } // the store, if its parts fail independently; or nil
-
-	shards  sync.Map        // name → *key.Shard
-	life    context.Context // probes end with it
-	end     context.CancelFunc
+	env     key.Env
+	store   backend.Store
 	sweeper sweeper
 	making  inflight.Counter // keys that are made just now, which Close waits for
 
@@ -91,10 +85,8 @@ func New(store backend.Store, limit Limit, opts ...Option) (*Limiter, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
-	l.parts, _ = store.(interface{ Shard(key string) string })
-	l.life, l.end = context.WithCancel(context.Background())
-	l.env.Init(l.settings(), caller{l}, int64(l.maxKeys))
-	l.sweeper.l = l
+	l.env.Init(l.settings(store), caller{l}, int64(l.maxKeys))
+	l.sweeper.l, l.hearing.l = l, l
 	return l, nil
 }
 
@@ -188,142 +180,95 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error
 	return r, err
 }
 
-// acquire finds the key's state and decides there. It returns the state for handles to
-// keep; the state is nil if there is no room for it.
+// acquire decides on a request that memory did not decide, in passes of which one decides. It returns the key's state, for
+// handles to keep; the state is nil if there is none.
 func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) (Result, *key.Key, error) {
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(ctx.Err(), l.validateRequest(name, n)); err != nil {
 		return Result{}, nil, err
-	}
-	if err := l.validateKey(name); err != nil {
-		return Result{}, nil, err
-	}
-	if n < 1 {
-		return Result{}, nil, fmt.Errorf("%w: %d, want at least 1", backend.ErrTokens, n)
 	}
 	wait := key.FirstPause / 2
-	for round := 0; ; round++ {
-		if round > 2 { // a limit that is another one each time it is asked for must not keep the caller busy
-			wait = longer(ctx, wait)
-			if err := pause(ctx, wait, l.life.Done()); err != nil {
-				return Result{}, nil, err
-			}
-			if !stay {
-				r, err := l.atOnce(ctx, name, n)
-				return r, nil, err
-			}
-		}
-		k, limit, err := l.find(name)
+	for pass := 1; ; pass++ {
+		k, limit, err := l.find(name, stay || pass <= passesAtOnce)
 		if err != nil {
 			return Result{}, nil, err
 		}
-		r, again, err := l.request(ctx, k, name, limit, n, stay)
-		if again {
+		r, again, err := l.attempt(ctx, k, name, limit, n, stay, pass)
+		switch {
+		case again && pass < passesAtOnce:
 			continue
+		case again: // a limit that is another one each time it is asked for must not keep the caller busy
+			wait = longer(ctx, wait)
+		case k != nil || !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !key.Outage(err):
+			return r, k, err
+
+		// A Wait for a key without a state is not in line anywhere, so it asks again.
+		case err != nil:
+			wait = longer(ctx, wait)
+		case key.PlanOf(limit) != key.Counted: // until another limit takes the place of a block
+			wait = key.LongestPause
+		case soonerThan(ctx, r.RetryAfter):
+			return r, nil, ErrDeadline
+		default: // tokens may come back
+			wait = key.AskAgain(r.RetryAfter, limit.Window)
 		}
-		if r.Shadowed && err == nil {
-			l.pass(&r)
+		if err := pause(ctx, wait, l.env.Life.Done()); err != nil {
+			return r, nil, err
 		}
-		return r, k, err
 	}
 }
 
-// atOnce decides by the limit that the key has now, without its state.
-func (l *Limiter) atOnce(ctx context.Context, name string, n int64) (r Result, err error) {
-	limit, err := l.limitOf(name)
-	if err != nil {
-		return r, err
-	}
-	a, special := key.AnswerSpecial(limit)
-	if r = resultOf(nil, &a); !special {
-		r, err = l.takeOutside(ctx, name, limit, n, false)
-	} else if !r.Allowed {
-		l.env.Counts.Denied.Add(1)
-	}
-	if r.Shadowed && err == nil {
-		l.pass(&r)
-	}
-	return r, err
-}
+// passesAtOnce is how many passes of a request follow each other without a pause. After these an Allow is decided
+// without the key's state.
+const passesAtOnce = key.MaxAstray
 
-// request is one pass of acquire: with k, the key's state, or without one under limit. It
-// reports whether the request must start over.
-func (l *Limiter) request(ctx context.Context, k *key.Key, name string, limit backend.Limit, n int64, stay bool) (_ Result, again bool, _ error) {
-	if k == nil {
-		return l.withoutState(ctx, name, limit, n, stay)
-	}
-	v := k.Acquire(ctx, n, stay)
-	refused := stay && v.Err == nil && !v.Answer.Allowed && !v.Answer.Shadowed // the limit has just left shadow
-	return resultOf(k, &v.Answer), v.Next == key.StartOver || refused, v.Err
-}
-
-// find returns the key's state. If there is no room for it or the limit is special, it
+// find returns the key's state. If there is no room for it or the limit is special, or if state is false, it
 // returns nil and the limit.
-func (l *Limiter) find(name string) (*key.Key, backend.Limit, error) {
-	if k := l.env.Get(name); k != nil {
+func (l *Limiter) find(name string, state bool) (*key.Key, backend.Limit, error) {
+	if k := l.env.Get(name); k != nil && state {
 		return k, backend.Limit{}, nil
 	}
 	if l.env.Closed.Load() {
 		return nil, backend.Limit{}, ErrClosed
 	}
 	limit, err := l.limitOf(name)
-	if err != nil || key.PlanOf(limit) != key.Counted {
+	if err != nil || !state || key.PlanOf(limit) != key.Counted {
 		return nil, limit, err
 	}
 	if !l.making.Begin() { // while the limit was asked for
 		return nil, limit, ErrClosed
 	}
 	defer l.making.End()
-	l.listen()
+	l.hearing.once.Do(l.hearing.listen)
 	k := l.env.Make(name, limit)
-	l.sweeper.arm()
+	if !l.sweeper.armed.Load() {
+		l.sweeper.arm()
+	}
 	return k, limit, nil
 }
 
-// withoutState serves a key without a state: call by call if there is no room for one,
-// and without a call if its limit, which was just asked for, is special.
-func (l *Limiter) withoutState(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (r Result, again bool, err error) {
-	wait := key.FirstPause
-	for wasSpecial := false; ; {
-		a, special := key.AnswerSpecial(limit)
-		if r = resultOf(nil, &a); !special {
-			if wasSpecial || l.env.Get(name) != nil {
-				return r, true, nil
-			}
-			r, err = l.takeOutside(ctx, name, limit, n, stay && !limit.Shadow)
+// attempt is one pass of a request: by the key's state or, if k is nil, by the limit: a special one decides, and for another one,
+// for which there was no room, a call. It reports whether the request must start over, because the key was forgotten or has left its
+// counter meanwhile, or because its limit is another one now.
+func (l *Limiter) attempt(ctx context.Context, k *key.Key, name string, limit backend.Limit, n int64, stay bool, pass int) (r Result, again bool, err error) {
+	if k != nil {
+		v := k.Acquire(ctx, n, stay)
+		r, err = resultOf(k, &v.Answer), v.Err
+		again = v.Next == key.StartOver || stay && err == nil && !r.Allowed && !r.Shadowed // it has just left shadow
+	} else if answer, special := specialAnswer(limit); special {
+		if r = answer; !r.Allowed && (!stay || limit.Shadow) {
+			l.env.Counts.Denied.Add(1)
 		}
-		switch {
-		case !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !key.Outage(err):
-			if special && !r.Allowed {
-				l.env.Counts.Denied.Add(1)
-			}
-			return r, false, err
-		case special:
-			wait = key.LongestPause // another limit may take its place
-		case err == nil:
-			if soonerThan(ctx, r.RetryAfter) {
-				return r, false, ErrDeadline
-			}
-			wait = key.AskAgain(r.RetryAfter, limit.Window) // tokens may come back
-		default:
-			wait = longer(ctx, wait)
+	} else {
+		outside, v := l.env.Outside(name, limit, n, stay && !limit.Shadow)
+		if v.Next == key.Call {
+			v = l.alone(ctx, outside, n, stay && !limit.Shadow, pass)
 		}
-		if err := pause(ctx, wait, l.life.Done()); err != nil {
-			return r, false, err
-		}
-		wasSpecial = special
-		if limit, err = l.limitOf(name); err != nil {
-			return Result{}, false, err
-		}
+		r, again, err = resultOf(outside, &v.Answer), v.Next == key.StartOver, v.Err
 	}
-}
-
-// takeOutside makes a call for a key that has no room in memory.
-func (l *Limiter) takeOutside(ctx context.Context, name string, limit backend.Limit, n int64, stay bool) (Result, error) {
-	k, v := l.env.Outside(name, limit, n, stay)
-	if v.Next == key.Call {
-		v = l.alone(ctx, k, n, stay)
+	if r.Shadowed && err == nil && !again {
+		l.pass(&r)
 	}
-	return resultOf(k, &v.Answer), v.Err
+	return r, again, err
 }
 
 // longer is the pause of a caller that waits for the end of an outage, after one of wait. It
@@ -358,47 +303,36 @@ func pause(ctx context.Context, d time.Duration, closed <-chan struct{}) error {
 // whether one token is available. Tokens that lie idle in other processes count as used. Check costs a store call, perhaps to a replica, whose
 // answer may lag; Source is [Direct]. While the store is away, Check tries about once a
 // second and otherwise returns a [*StoreError] at once.
-func (l *Limiter) Check(ctx context.Context, key string) (Result, error) { return l.checkKey(ctx, key) }
-
-// checkKey is Check. Its parameter has another name because it needs package key.
-func (l *Limiter) checkKey(ctx context.Context, name string) (Result, error) {
-	limit, err := l.begin(ctx, name)
+func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
+	if err := l.usable(ctx, key); err != nil {
+		return Result{}, err
+	}
+	limit, err := l.limitOf(key)
 	if err != nil {
 		return Result{}, err
 	}
-	if a, special := key.AnswerSpecial(limit); special {
-		return resultOf(nil, &a), nil
+	if r, special := specialAnswer(limit); special {
+		return r, nil
 	}
-	stored := l.env.Stored(name)
-	shard := l.shardOf(stored)
-	if !shard.MayCheck(l.env.Clock.Now()) {
-		return Result{}, l.failed(ctx, shard.OpenError())
+	call := l.newCall("check", &backend.Statement{Key: l.env.Stored(key), Limit: limit.Plain()})
+	if !call.shard.MayCheck() {
+		return Result{}, l.failed(ctx, call.shard.OpenError())
 	}
-	s, err := await(ctx, l.newCall(shard, stored, StoreCall{Op: "check"}), func(ctx context.Context) (backend.State, error) {
-		return l.store.Check(ctx, stored, limit.Plain())
-	}, nil)
-	if err != nil {
-		shard.CheckFailed(l.env.Clock.Now())
+	if _, err := call.await(ctx, nil); err != nil {
+		call.shard.CheckFailed()
 		return Result{}, l.failed(ctx, err)
 	}
+	s := call.reply.State
 	r := Result{Limit: limit.Tokens, Window: limit.Window, Remaining: s.Remaining, Reset: s.Window.Time(), Source: Direct}
-	if k := l.env.Find(name); k != nil {
+	if k := l.env.Find(key); k != nil {
 		if f, _ := k.Figures(); limit.Rolls || f.Window == s.Window && f.Window.End != 0 {
 			r.Remaining = min(r.Remaining+f.Held, r.Limit)
 		}
 	}
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
-		r.RetryAfter = key.RetryAfter(cmp.Or(s.Frees, s.Left), tokens.Longest(limit))
+		r.RetryAfter = min(max(cmp.Or(s.Frees, s.Left), 1), tokens.Longest(limit))
 	}
 	return r, nil
-}
-
-// begin checks a call that concerns a key and no tokens, and asks for the key's limit.
-func (l *Limiter) begin(ctx context.Context, key string) (backend.Limit, error) {
-	if err := l.usable(ctx, key); err != nil {
-		return backend.Limit{}, err
-	}
-	return l.limitOf(key)
 }
 
 // usable checks a call that concerns a key and no tokens.
@@ -457,8 +391,10 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 	case n > 0:
 		return l.overrun(ctx, &r, n)
 	}
-	r.of.Refund(r.charge(), -n)
-	return l.closedError()
+	if r.of.Refund(r.charge(), -n); l.env.Closed.Load() {
+		return ErrClosed
+	}
+	return nil
 }
 
 // overrun charges n tokens that the request of r has used above its charge: to its window or,
@@ -469,19 +405,14 @@ func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
 	if k := l.env.Find(r.of.Name()); forgotten && r.Source != Fallback && k != nil && k != r.of && k.Counts(r.of) {
 		forgotten = k.Overrun(n)
 	}
+	closed := l.env.Closed.Load()
 	switch {
 	case !forgotten:
 		return nil
-	case l.env.Closed.Load() || r.Source == Fallback || time.Until(r.Reset) <= 0:
-		l.env.Counts.Overdrawn.Add(n)
-		return l.closedError()
+	case !closed && r.Source != Fallback && time.Until(r.Reset) > 0:
+		return l.overdraw(ctx, r.of, r.charge(), n)
 	}
-	return l.overdraw(ctx, r.of, r.charge(), n)
-}
-
-// closedError is ErrClosed once Close was called.
-func (l *Limiter) closedError() error {
-	if l.env.Closed.Load() {
+	if l.env.Counts.Overdrawn.Add(n); closed {
 		return ErrClosed
 	}
 	return nil
@@ -496,20 +427,50 @@ func (l *Limiter) closedError() error {
 // store: when its stock is used up or, if it refuses, at its next probe. All processes together probe
 // some 20 times a window, so with many processes that takes long. After an error of class Unknown, or
 // of ctx, the window may have ended.
-func (l *Limiter) Reset(ctx context.Context, key string) error { return l.resetKey(ctx, key) }
-
-// resetKey is Reset. Its parameter has another name because it needs package key.
-func (l *Limiter) resetKey(ctx context.Context, name string) error {
-	limit, err := l.begin(ctx, name)
-	if err != nil || key.PlanOf(limit) != key.Counted {
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	if err := l.usable(ctx, key); err != nil {
 		return err
 	}
-	stored := l.env.Stored(name)
-	void, err := await(ctx, l.newCall(l.shardOf(stored), stored, StoreCall{Op: "reset"}), func(ctx context.Context) (backend.Window, error) {
-		return l.store.Reset(ctx, stored, limit.Plain())
-	}, nil)
-	if k := l.env.Find(name); k != nil && err == nil {
-		k.Reset(void)
+	limit, err := l.limitOf(key)
+	if err != nil {
+		return err
 	}
-	return l.failed(ctx, err)
+	if _, special := specialAnswer(limit); special {
+		return nil
+	}
+	call := l.newCall("reset", &backend.Statement{Key: l.env.Stored(key), Limit: limit.Plain()})
+	if _, err := call.await(ctx, nil); err != nil {
+		return l.failed(ctx, err)
+	}
+	if k := l.env.Find(key); k != nil {
+		k.Reset(call.reply.Window)
+	}
+	return nil
+}
+
+// Refresh makes all processes ask the function of [WithLimits] for the limit of key again, because
+// it has changed, as by a ban or another plan. It costs a store call, of Op "publish". This process
+// has asked when Refresh returns. Others ask when the message comes, within a round trip, if they
+// have the key in memory; otherwise its next request asks anyway. Each process calls the
+// function for at most 32 keys at once, and once for all Refreshes of a key that wait for that. A program
+// without WithLimits may call Refresh too, if it has the same [WithName].
+//
+// After an error this process has asked nevertheless. A [*StoreError] says that the message may not
+// have been sent; it wraps [backend.ErrNoListener] if the store sends none. Other
+// errors are [ErrKey], [ErrClosed], that of ctx and, if the function returned a limit out of range,
+// [ErrLimit]. Without an error too, a process to which no message comes does not hear of it; see
+// [Hooks].Subscription.
+func (l *Limiter) Refresh(ctx context.Context, key string) error {
+	if err := l.usable(ctx, key); err != nil {
+		return err
+	}
+	var asked error
+	if k := l.env.Find(key); k != nil {
+		asked = k.Refresh()
+	}
+	if _, ok := l.store.(backend.Listener); !ok {
+		return &StoreError{Op: "publish", Class: backend.Rejected, Err: backend.ErrNoListener}
+	}
+	_, err := l.newCall("publish", &backend.Statement{Key: l.env.Stored(key)}).await(ctx, nil)
+	return cmp.Or(l.failed(ctx, err), asked)
 }

@@ -200,10 +200,31 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 	return Limit{Tokens: tokens, Window: about, Calendar: backend.Calendar{Period: p, Zone: zone}}
 }
 
+// limitOf returns the limit that the key has now, for the window that is open now. It is the one place that asks WithLimits' function.
+// If that has returned a block, it tells the key's state at once.
+func (l *Limiter) limitOf(name string) (backend.Limit, error) {
+	if l.limits == nil { // New has validated it
+		return backend.Limit(l.limit).At(time.Now()), nil
+	}
+	limit := l.limits(name)
+	if err := limit.validate(); err != nil {
+		return backend.Limit{}, err
+	}
+	if limit.Tokens == key.BlockTokens {
+		if k := l.env.Find(name); k != nil {
+			k.Relimit(backend.Limit(limit))
+		}
+	}
+	return backend.Limit(limit).At(time.Now()), nil
+}
+
+// Limit is limitOf.
+func (c caller) Limit(key string) (backend.Limit, error) { return c.l.limitOf(key) }
+
 // validate accepts special limits too.
 func (l Limit) validate() error {
 	switch {
-	case l.special():
+	case l.Tokens == key.BlockTokens || l.Tokens == key.UnlimitedTokens:
 		return nil
 	case l.Tokens == 0 && l.Window == 0:
 		return fmt.Errorf("%w: no limit for this key (Block() refuses every request)", ErrLimit)
@@ -213,8 +234,11 @@ func (l Limit) validate() error {
 	return backend.Limit(l).Validate()
 }
 
-// special reports whether no store counts the limit.
-func (l Limit) special() bool { return key.PlanOf(backend.Limit(l)) != key.Counted }
+// specialAnswer answers a request under a limit that no store counts.
+func specialAnswer(limit backend.Limit) (r Result, special bool) {
+	a, special := key.AnswerSpecial(limit)
+	return resultOf(nil, &a), special
+}
 
 // Errors of a call. An error means that no decision was made; a refusal is a [Result]. No
 // error text contains a key.
@@ -258,23 +282,3 @@ var errResult = errors.New("reservoir: a result of another limiter, or of no cha
 // tried again; after Unknown of a key past [WithMaxKeys] it may then be charged twice, and a Reset may have happened.
 // Its text holds no key, password or URL.
 type StoreError = backend.Error
-
-// limitOf is ask, and tells the key's state of a block at once.
-func (l *Limiter) limitOf(name string) (backend.Limit, error) {
-	limit, err := l.ask(name)
-	if err == nil && key.PlanOf(limit) == key.Blocked {
-		if k := l.env.Find(name); k != nil {
-			k.Relimit(limit)
-		}
-	}
-	return limit, err
-}
-
-// ask returns the key's limit for the window that is open now.
-func (l *Limiter) ask(name string) (backend.Limit, error) {
-	limit := l.limit
-	if l.limits != nil {
-		limit = l.limits(name)
-	}
-	return backend.Limit(limit).At(time.Now()), limit.validate()
-}

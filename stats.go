@@ -64,8 +64,8 @@ func (l *Limiter) Stats() (s Stats) {
 		s.Waited, s.Failed, s.Fallbacks, s.Shadowed = c.Waited.Load(), c.Failed.Load(), c.Fallbacks.Load(), c.Shadowed.Load()
 		s.Admitted = c.Admitted(s.Spent)
 	})
-	for _, shard := range l.shards.Range {
-		if l.hearingOf(shard.(*key.Shard)) != nil {
+	for shard := range l.env.Shards {
+		if l.hearing.of(shard) != nil {
 			s.Unsubscribed++
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // name, because a Result keeps the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
 	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
-	e.init(at, e.Caller.Shard(e.Stored(name)), limit)
+	e.init(at, e.Shard(e.Stored(name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)
 	if k.phase = retired; n <= limit.Tokens && k.shard.Open.Load() {

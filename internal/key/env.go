@@ -1,11 +1,13 @@
 package key
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/keytable"
@@ -25,7 +27,10 @@ type Env struct {
 	Table  keytable.Table[Key]
 	Counts Counts
 	Closed atomic.Bool
+	Life   context.Context // ends with End, which Close calls, and with it probes
+	End    context.CancelFunc
 
+	shards  sync.Map      // name → *Shard
 	lives   atomic.Int64  // the number of the last life of an account; see tokens.Tokens
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
@@ -36,6 +41,7 @@ type Env struct {
 // Init sets up e, for at most maxKeys keys in memory.
 func (e *Env) Init(s Settings, c Caller, maxKeys int64) {
 	e.Settings, e.Caller = s, c
+	e.Life, e.End = context.WithCancel(context.Background())
 	e.Clock.Init()
 	e.Table.Init(maxKeys)
 }
@@ -45,12 +51,18 @@ type Settings struct {
 	Limit    backend.Limit // of a key that has none of its own
 	ByKey    bool          // keys have limits of their own, which may change
 	Name     string        // stands before each key in the store
+	Parts    Parts         // of a store whose shards fail independently, or nil
 	Client   string        // names this limiter in the store
 	Sizing   demand.Policy
 	Direct   bool          // no stock: a statement asks for exactly what callers in line need
 	Timeout  time.Duration // of a call
 	Fallback Policy        // while the store is away
+
+	ShardState func(shard string, now breaker.Change) // a hook, or nil
 }
+
+// Parts names the shard that a key of the store is on, without I/O.
+type Parts interface{ Shard(stored string) string }
 
 // source is where the decision on a request for n tokens came from that stood in line.
 func (s *Settings) source(n int64) Source {
@@ -60,12 +72,9 @@ func (s *Settings) source(n int64) Source {
 	return Fetched
 }
 
-// Caller makes the calls of keys. No key is locked meanwhile, except that Shard and Hears
+// Caller makes the calls of keys. No key is locked meanwhile, except that Hears
 // may be called under the lock of a key.
 type Caller interface {
-	// Shard returns the shard that a key of the store is on now. It does no I/O.
-	Shard(stored string) *Shard
-
 	// Hears reports whether messages about a key of the store come here. It does no I/O.
 	Hears(stored string) bool
 
@@ -76,6 +85,9 @@ type Caller interface {
 	// Send sends the fetch under the timeout, in a goroutine of its own, and then calls
 	// its End. Env.Calls counts the fetch already.
 	Send(f *Fetch)
+
+	// Call makes the call of f within ctx and the timeout, and then calls its End, whose error it returns.
+	Call(ctx context.Context, timeout time.Duration, f *Fetch) error
 }
 
 // Stored is the key in the store.
@@ -98,7 +110,7 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room. A key that is leaving this counter comes
 // back, because the first statement of another account would make void what this one gives back.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
-	s := e.Caller.Shard(e.Stored(name)) // without the table's lock
+	s := e.Shard(e.Stored(name)) // without the table's lock
 	var back *Key
 	n := e.Table.GetOrMake(name, func(n *node) *node {
 		if back = e.leavers.take(name, limit); back != nil {

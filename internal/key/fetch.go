@@ -20,7 +20,7 @@ type Fetch struct {
 	Reason string // for the size of the batch
 	Shard  *Shard
 
-	k       *Key
+	k       *Key   // nil of a probe
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	slot    slot
@@ -153,6 +153,9 @@ type Trip struct {
 // End applies the reply to f, or the error of its call, and serves the line. It returns the error of f.
 func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 	k := f.k
+	if k == nil {
+		return err
+	}
 	var idle bool
 	k.event(func(now int64) effect {
 		u, did := k.use, changed

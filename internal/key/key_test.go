@@ -28,6 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rig struct {
 	env   Env
 	shard *Shard
+	part  string // the name of the shard
 	store backend.Store
 	limit backend.Limit
 	away  atomic.Bool
@@ -40,16 +41,16 @@ type rig struct {
 
 func newRig(limit backend.Limit) *rig {
 	r := &rig{store: memstore.New(), limit: limit}
-	r.env.Init(Settings{Limit: limit, Client: "p", Sizing: demand.Policy{Kind: demand.Adaptive, Min: 1}, Timeout: 100 * time.Millisecond, Fallback: Policy{Mode: FailClosed}}, r, 1<<20)
-	r.shard = r.env.NewShard("")
+	r.env.Init(Settings{Limit: limit, Client: "p", Sizing: demand.Policy{Kind: demand.Adaptive, Min: 1}, Timeout: 100 * time.Millisecond, Fallback: Policy{Mode: FailClosed}, Parts: r}, r, 1<<20)
+	r.shard = r.env.Shard("k")
 	return r
 }
 
-func (r *rig) Shard(string) *Shard {
+func (r *rig) Shard(string) string {
 	if r.writes != nil {
 		r.writes()
 	}
-	return r.shard
+	return r.part
 }
 
 func (r *rig) Hears(string) bool { return r.hears }
@@ -58,6 +59,10 @@ func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
 
 func (r *rig) Send(f *Fetch) {
 	defer r.env.Calls.End()
+	_ = r.Call(context.Background(), 0, f)
+}
+
+func (r *rig) Call(_ context.Context, _ time.Duration, f *Fetch) error {
 	r.sent.Add(1)
 	trip := Trip{Sent: r.env.Clock.Now()}
 	err := f.Begin()
@@ -70,7 +75,7 @@ func (r *rig) Send(f *Fetch) {
 		reply, err = r.store.Sync(context.Background(), f.Req)
 	}
 	trip.End = r.env.Clock.Now()
-	f.End(trip, reply, err)
+	return f.End(trip, reply, err)
 }
 
 // other takes n tokens for another process.
@@ -444,7 +449,8 @@ func TestShardCountsItsKeys(t *testing.T) {
 			require.LessOrEqual(t, lookUps, most)
 		}
 		probe(old, true, 1)
-		r.shard = r.env.NewShard("new")
+		r.part = "new"
+		r.shard = r.env.Shard("k")
 		nobody := func(s *Shard) {
 			t.Helper()
 			probe(s, false, 0)

@@ -3,7 +3,6 @@ package key
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,10 +29,7 @@ type Shard struct {
 	outage atomic.Pointer[outageError]
 	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
-	mu           sync.Mutex
-	timer        *time.Timer // of the next probe, while the circuit is open
-	failed       string      // the key in the store of the call that failed last, to probe with
-	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
+	prober
 }
 
 // How many calls of the lane are in flight to one shard, at most. A lane serves this number of calls
@@ -50,11 +46,25 @@ const (
 // for how many keys WithLimits' function is called because of messages.
 const CallsAtOnce = 32
 
-// NewShard returns a shard of that name, which is "" if the store has none.
-func (e *Env) NewShard(name string) *Shard {
+// Shard returns the shard that a key of the store is on now, without I/O. It is looked up before each call, because a cluster
+// has no shards until its first answer, and its slots move.
+func (e *Env) Shard(stored string) *Shard {
+	var name string
+	if e.Parts != nil {
+		name = e.Parts.Shard(stored)
+	}
+	if s, ok := e.shards.Load(name); ok {
+		return s.(*Shard)
+	}
 	s := &Shard{Name: name, env: e}
 	s.lane.Init(paced, rest)
-	return s
+	was, _ := e.shards.LoadOrStore(name, s)
+	return was.(*Shard)
+}
+
+// Shards calls yield with every shard.
+func (e *Env) Shards(yield func(*Shard) bool) {
+	e.shards.Range(func(_, s any) bool { return yield(s.(*Shard)) })
 }
 
 // slot is one of the calls in flight that a shard's lane counts; the zero slot is none.
@@ -145,18 +155,26 @@ func (s *Shard) Resume() {
 	}()
 }
 
-// OutcomeOf is what the error of a call says of the shard.
-func OutcomeOf(err error) breaker.Outcome {
-	failure, ok := errors.AsType[*backend.Error](err)
-	switch {
-	case err == nil:
-		return breaker.Answered
-	case !ok || failure.KeyOnly:
-		return breaker.Neutral
-	case failure.Class == backend.Rejected:
-		return breaker.Rejected
+// Ended records the end of a call for a key of the store: err is nil or a *backend.Error. neutral says that an error tells
+// nothing of the shard, because who made the call has given it up.
+func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutral bool) {
+	outcome := breaker.Answered
+	if failure, ok := errors.AsType[*backend.Error](err); ok {
+		switch {
+		case failure.KeyOnly && cause == next.Reopen && !neutral: // the shard answers a probe, though it does not serve this key
+		case failure.KeyOnly || neutral:
+			outcome = breaker.Neutral
+		case failure.Class == backend.Rejected:
+			outcome = breaker.Rejected
+		default:
+			outcome = breaker.Failed
+			s.failedFor(stored)
+		}
 	}
-	return breaker.Failed
+	if s.Record(t.Sent, t.End, outcome, err) {
+		s.arm()
+	}
+	s.Resume()
 }
 
 // outageError is the error that callers get while a shard is away, made once.
@@ -177,90 +195,12 @@ func (s *Shard) OpenError() error {
 	return e
 }
 
-// MayCheck reports whether to try a Check, which a replica may answer while the primary is
-// away.
-func (s *Shard) MayCheck(now int64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.Open.Load() || now >= s.noCheckUntil
-}
-
-// CheckFailed withholds Checks for a while if the shard is away.
-func (s *Shard) CheckFailed(now int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noCheckUntil = now + int64(LongestPause)
-}
-
-// Arm sets the timer for the next probe, so that the end of an outage is noticed without
-// traffic. All calls have the same probe.
-func (s *Shard) Arm(probe func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	after := max(time.Duration(s.NextProbe()-s.env.Clock.Now()), time.Millisecond) // more often if another probe hung would be a loop
-	if s.timer == nil {
-		s.timer = time.AfterFunc(after, probe)
-	} else {
-		s.timer.Reset(after)
-	}
-}
-
-// Stop stops the timer of Arm.
-func (s *Shard) Stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.timer != nil {
-		s.timer.Stop()
-	}
-}
-
-// Failed keeps the key in the store of a failed call, for a probe.
-func (s *Shard) Failed(stored string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failed = stored
-}
-
-// ProbeKey returns a key of the shard, in the store: that of the last failed call if it is
-// still there, or any other. It looks only at keys that were on the shard when they looked last; those
-// that have moved since do not count here any more, so they are looked up once.
-func (s *Shard) ProbeKey() (stored string, ok bool) {
-	s.mu.Lock()
-	stored = s.failed
-	s.mu.Unlock()
-	if stored != "" && s.env.Caller.Shard(stored) == s {
-		return stored, true
-	}
-	if s.keys.Load() == 0 {
-		return "", false
-	}
-	for k := range s.env.All {
-		if k.on(s) {
-			return s.env.Stored(k.node.Key), true
-		}
-	}
-	return "", false
-}
-
-// on reports whether the key is on s. One that was there looks where it is now.
-func (k *Key) on(s *Shard) (still bool) {
-	k.event(func(int64) effect {
-		if k.phase == retired || k.shard != s {
-			return unchanged
-		}
-		k.findShard()
-		still = k.shard == s
-		return effect{changed: !still} // it stands in no line there
-	})
-	return still
-}
-
 // findShard looks up the shard that the key is on now. A forgotten key is on none.
 func (k *machine) findShard() {
 	if k.phase == retired {
 		return
 	}
-	if s := k.env.Caller.Shard(k.env.Stored(k.node.Key)); s != k.shard {
+	if s := k.env.Shard(k.env.Stored(k.node.Key)); s != k.shard {
 		k.shard.keys.Add(-1)
 		s.keys.Add(1)
 		k.shard, k.inLine = s, 0

@@ -104,10 +104,11 @@ type late struct {
 	at int64 // when it was sent
 }
 
-func (p *proc) Shard(string) *Shard                 { return p.shard }
 func (p *proc) Hears(string) bool                   { return !p.deaf }
 func (p *proc) Limit(string) (backend.Limit, error) { return p.limit, nil }
 func (p *proc) Send(*Fetch)                         {} // the world does, when it is chosen
+
+func (p *proc) Call(context.Context, time.Duration, *Fetch) error { return nil } // of a probe: none is made
 
 const timeout = 100 * time.Millisecond
 
@@ -128,7 +129,7 @@ func (c *scope) begin(seed uint64) *world {
 		p := &proc{env: new(Env), limit: c.limit, deaf: c.deaf}
 		s := Settings{Limit: c.limit, Client: string(rune('A' + i)), Sizing: c.sizing, Direct: c.direct, Timeout: timeout, Fallback: Policy{Mode: FailClosed}}
 		p.env.Init(s, p, 1<<10)
-		p.shard = p.env.NewShard("")
+		p.shard = p.env.Shard("")
 		w.procs[i] = p
 	}
 	w.pass(int64(time.Second)) // a clock shows 0 only before anything happens

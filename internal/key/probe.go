@@ -1,0 +1,159 @@
+package key
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/breaker"
+	"github.com/go-reservoir/reservoir/internal/next"
+)
+
+// This file has the probes of a shard: whether it answers again is asked by a timer, so that the end of an outage is noticed
+// without traffic.
+
+// prober is what a shard has for its probes.
+type prober struct {
+	probes       sync.Mutex  // guards what follows
+	timer        *time.Timer // of the next probe, while the shard is watched
+	failed       string      // the key in the store of the call that failed last, to probe with
+	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
+}
+
+// connectTime is how long a call may take that nobody waits for: dial, TLS, handshake and
+// the first load of a script, on a far server.
+const connectTime = 2 * time.Second
+
+// arm sets the timer for the next probe.
+func (s *Shard) arm() {
+	s.probes.Lock()
+	defer s.probes.Unlock()
+	after := max(time.Duration(s.NextProbe()-s.env.Clock.Now()), time.Millisecond) // more often if another probe hung would be a loop
+	if s.timer == nil {
+		s.timer = time.AfterFunc(after, s.reopen)
+	} else {
+		s.timer.Reset(after)
+	}
+}
+
+// reopen probes whether the shard answers again, if that is due. A shard without keys is forgotten.
+func (s *Shard) reopen() {
+	if !s.env.Calls.Begin() {
+		return
+	}
+	defer s.env.Calls.End()
+	defer func() {
+		if s.Watched() {
+			s.arm()
+		}
+	}()
+	if now := s.env.Clock.Now(); !s.Due(now) {
+		return
+	} else if s.probe(s.env.Life, max(s.env.Timeout, connectTime)) {
+		return
+	} else {
+		s.Breaker.Reset(now)
+	}
+	s.env.shards.CompareAndDelete(s.Name, s)
+	s.Resume()
+	s.Report()
+}
+
+// probe makes a statement for one of the keys of the shard that asks for nothing. It reports false if there is no key.
+func (s *Shard) probe(ctx context.Context, timeout time.Duration) bool {
+	stored, ok := s.ProbeKey()
+	if ok {
+		q := backend.Statement{Key: stored, Limit: backend.Limit{Tokens: 1, Window: time.Minute}}
+		_ = s.env.Caller.Call(ctx, timeout, &Fetch{Req: q, Cause: next.Reopen, Shard: s})
+	}
+	return ok
+}
+
+// StopProbes stops the timers of all shards, and probes each shard that is away for the
+// last time, so that Close need not try it with each key.
+func (e *Env) StopProbes(ctx context.Context) {
+	var probes errgroup.Group
+	probes.SetLimit(CallsAtOnce)
+	for s := range e.Shards {
+		s.probes.Lock()
+		if s.timer != nil {
+			s.timer.Stop()
+		}
+		s.probes.Unlock()
+		if s.Open.Load() && ctx.Err() == nil {
+			probes.Go(func() error {
+				s.probe(ctx, e.Timeout)
+				return nil
+			})
+		}
+	}
+	_ = probes.Wait()
+}
+
+// failedFor keeps the key in the store of a failed call, for a probe.
+func (s *Shard) failedFor(stored string) {
+	s.probes.Lock()
+	defer s.probes.Unlock()
+	s.failed = stored
+}
+
+// ProbeKey returns a key of the shard, in the store: that of the last failed call if it is
+// still there, or any other. It looks only at keys that were on the shard when they looked last; those
+// that have moved since do not count here any more, so they are looked up once.
+func (s *Shard) ProbeKey() (stored string, ok bool) {
+	s.probes.Lock()
+	stored = s.failed
+	s.probes.Unlock()
+	if stored != "" && s.env.Shard(stored) == s {
+		return stored, true
+	}
+	if s.keys.Load() == 0 {
+		return "", false
+	}
+	for k := range s.env.All {
+		if k.on(s) {
+			return s.env.Stored(k.node.Key), true
+		}
+	}
+	return "", false
+}
+
+// on reports whether the key is on s. One that was there looks where it is now.
+func (k *Key) on(s *Shard) (still bool) {
+	k.event(func(int64) effect {
+		if k.phase == retired || k.shard != s {
+			return unchanged
+		}
+		k.findShard()
+		still = k.shard == s
+		return effect{changed: !still} // it stands in no line there
+	})
+	return still
+}
+
+// Report calls the hook for each change of the shard.
+func (s *Shard) Report() {
+	s.Breaker.Report(func(now breaker.Change) {
+		if s.env.ShardState != nil {
+			s.env.ShardState(s.Name, now)
+		}
+	})
+}
+
+// MayCheck reports whether to try a Check, which a replica may answer while the primary is
+// away.
+func (s *Shard) MayCheck() bool {
+	s.probes.Lock()
+	defer s.probes.Unlock()
+	return !s.Open.Load() || s.env.Clock.Now() >= s.noCheckUntil
+}
+
+// CheckFailed withholds Checks for a while if the shard is away.
+func (s *Shard) CheckFailed() {
+	s.probes.Lock()
+	defer s.probes.Unlock()
+	s.noCheckUntil = s.env.Clock.Now() + int64(LongestPause)
+}
