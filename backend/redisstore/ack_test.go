@@ -2,15 +2,11 @@ package redisstore_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
@@ -26,16 +22,6 @@ func TestSuiteWithReplicaAck(t *testing.T) {
 	r.Primary.ResetStats()
 	backendtest.Run(t, always(redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))
 	require.Positive(t, r.Primary.Calls("wait"))
-}
-
-func TestSuiteWithReplicaAckOnCluster(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 3, 1)
-	cluster.ResetStats()
-	backendtest.Run(t, always(redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))))
-	for _, node := range cluster.Nodes[:3] {
-		require.Positive(t, node.Calls("wait"))
-	}
 }
 
 // replicatedPair is a primary and a replica that can be made to lag.
@@ -182,59 +168,6 @@ func TestAckOnCluster(t *testing.T) {
 	}
 }
 
-// TestAckWhileSlotsMove: keys of a slot that moves may be told to try again, they alone;
-// nothing is charged that its caller was not told of, and afterwards WAIT goes to the new master.
-func TestAckWhileSlotsMove(t *testing.T) {
-	t.Parallel()
-	const callers, each = 4, 60
-	cluster := redistest.StartCluster(t, 3, 1)
-	from, to := cluster.Nodes[0], cluster.Nodes[1]
-	s := redisstore.New(cluster.Client(), redisstore.WithReplicaAck(1, 10*time.Second))
-	keys := keysIn(cluster, cluster.SlotsOf(from), "k", callers)
-	var moving []int
-	for _, key := range keys {
-		moving = append(moving, cluster.SlotOf(key))
-		take(t, s, key+"0", 1)
-	}
-	var allowed atomic.Int64
-	call := func(key string) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		r, err := charge(ctx, s, key, millions, 1)
-		if err == nil && r.Grant == 1 {
-			allowed.Add(1)
-		}
-		return err
-	}
-	var wg sync.WaitGroup
-	for _, key := range keys {
-		require.NoError(t, call(key))
-		wg.Go(func() {
-			for range each {
-				if err := call(key); err != nil {
-					failure, ok := errors.AsType[*backend.Error](err)
-					assert.True(t, ok && failure.Class == backend.Unavailable && failure.KeyOnly, "%v", err)
-				}
-			}
-		})
-	}
-	cluster.Reshard(from, to, moving)
-	wg.Wait()
-	for _, key := range keys {
-		require.Eventually(t, func() bool { return call(key) == nil }, 10*time.Second, time.Millisecond)
-	}
-	to.ResetStats()
-	var used int64
-	for _, key := range keys {
-		require.NoError(t, call(key))
-		n, err := to.Client().Get(t.Context(), "{"+key+"}:3600s").Int64()
-		require.NoError(t, err)
-		used += n
-	}
-	require.EqualValues(t, callers, to.Calls("wait"))
-	require.Equal(t, allowed.Load(), used)
-}
-
 // TestAckOfDebt: debt that no replica has is not confirmed, so that it is named as an excess
 // if a failover forgets it.
 func TestAckOfDebt(t *testing.T) {
@@ -261,29 +194,4 @@ func TestAckOfDebt(t *testing.T) {
 	state, err := redisstore.New(r.Replicas[0].Client()).Check(t.Context(), "k", backend.Limit(limit))
 	require.NoError(t, err)
 	require.LessOrEqual(t, s.Spent+state.Remaining-s.Overdrawn, limit.Tokens)
-}
-
-// TestAckOfDebtThatIsRepeated: a statement whose debt came to the replica after all is confirmed.
-func TestAckOfDebtThatIsRepeated(t *testing.T) {
-	t.Parallel()
-	r := redistest.StartReplicated(t, 1)
-	link := r.Link(0)
-	h := newHolder(nil, "a", "k", backend.Limit{Tokens: 100, Window: time.Hour})
-	state := func(n, change int64) (backend.Reply, error) { // by a connection that has written nothing yet
-		h.s = redisstore.New(r.Primary.Client(), redisstore.WithReplicaAck(1, 20*time.Millisecond))
-		return h.ask(t.Context(), n, change)
-	}
-	_, err := state(10, 0)
-	require.NoError(t, err)
-	link.Hold(true)
-	for range 2 {
-		_, err = state(0, 30)
-		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
-	}
-	link.Hold(false)
-	r.AwaitSync()
-	again, err := state(0, 30)
-	require.NoError(t, err)
-	require.EqualValues(t, 40, again.Mine)
-	require.EqualValues(t, 60, again.Remaining)
 }

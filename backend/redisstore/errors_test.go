@@ -99,9 +99,13 @@ func requireRow(t *testing.T, class backend.Class, keyOnly bool, err error) {
 // testFault lets the script be answered once with the text and then be served.
 func testFault(t *testing.T, row row, sc *script) {
 	t.Helper()
-	text := row.text
+	text, calls := row.text, 1
+	unknown := strings.HasPrefix(text, "-ERR unknown command")
+	if unknown && sc.reads {
+		calls = 2 // the second is no EVALSHA_RO
+	}
 	server := newScripted(t, func(n int, sc *script) string {
-		if n > 0 {
+		if n > 0 && !unknown {
 			return served(sc)
 		}
 		if strings.HasSuffix(text, hangUp) || text == reset || text == silent {
@@ -122,7 +126,7 @@ func testFault(t *testing.T, row row, sc *script) {
 	}
 	requireRow(t, row.class, row.keyOnly, err)
 	require.NotContains(t, err.Error(), "unauthenticated") // it says NOAUTH instead
-	require.Equal(t, 1, server.called(), "%s is never said again", sc.op)
+	require.Equal(t, calls, server.called(), "%s is never said again", sc.op)
 }
 
 // statements numbers those of one.

@@ -136,48 +136,6 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// TestInspect: what a counter's ledger says of its clients.
-func TestInspect(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s, ctx := redisstore.New(client), t.Context()
-	none, err := s.Inspect(ctx, "k")
-	require.NoError(t, err)
-	require.Empty(t, none)
-	a, b := newHolder(s, "p.1", "k", limit10), newHolder(s, "q.1", "k", limit10)
-	for _, h := range []*holder{a, b} {
-		_, err := h.ask(ctx, 3, 0)
-		require.NoError(t, err)
-	}
-	a.next.Idle, b.next.Leaving = 2, true
-	_, err = a.ask(ctx, 0, 0)
-	require.NoError(t, err)
-	_, err = b.ask(ctx, 0, -1)
-	require.NoError(t, err)
-	look := func() backend.Contents {
-		t.Helper()
-		all, err := s.Inspect(ctx, "k")
-		require.NoError(t, err)
-		require.Len(t, all, 1)
-		require.Positive(t, all[0].Left)
-		all[0].Left = 0
-		return all[0]
-	}
-	want := backend.Contents{Counter: "60s", Window: a.next.Window, Used: 5, Idle: 2, Clients: []backend.Account{{Client: "p.1", Mine: 3, Idle: 2}, {Client: "q.1", Mine: 2, Left: true}}}
-	require.Equal(t, want, look())
-	for _, lost := range []string{"{k}:60s", "{k}:60s:exp"} { // the ledger tells it
-		require.NoError(t, client.Del(ctx, lost).Err())
-		require.Equal(t, want, look())
-	}
-	_, err = s.Reset(ctx, "k", limit10)
-	require.NoError(t, err)
-	none, err = s.Inspect(ctx, "k")
-	require.NoError(t, err)
-	require.Empty(t, none)
-	_, err = b.ask(ctx, 1, 0)
-	require.NoError(t, err)
-	require.Equal(t, []backend.Account{{Client: "q.1", Mine: 1, Left: true}}, look().Clients, "the other's is of another window")
-}
-
 // TestCountBelowZero: another program's refund went too far. That is not a gift.
 func TestCountBelowZero(t *testing.T) {
 	client := redistest.Start(t).Client()

@@ -1,7 +1,6 @@
 package redisstore_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -14,52 +13,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
-
-// TestLedgerLost: {k}:60s:own is evicted or deleted, and the count is not. Its holders
-// state what they hold, and nobody is charged twice.
-func TestLedgerLost(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	limit := backend.Limit{Tokens: 1200, Window: time.Minute}
-	var holders []*holder
-	state := func(i int, change int64) backend.Reply {
-		r, err := holders[i].ask(t.Context(), 0, change)
-		require.NoError(t, err)
-		return r
-	}
-	for i, client := range []string{"a", "b", "c"} {
-		holders = append(holders, newHolder(s, client, "k", limit))
-		r, err := holders[i].ask(t.Context(), 200, 0)
-		require.NoError(t, err)
-		require.EqualValues(t, 200, r.Grant)
-	}
-	require.EqualValues(t, 650, state(2, -50).Remaining)
-	charged, err := charge(t.Context(), s, "k", limit, 100)
-	require.NoError(t, err)
-	require.EqualValues(t, 550, charged.Remaining)
-	for i := range holders {
-		state(i, 0) // each knows how much is charged
-	}
-	for range 2 {
-		require.EqualValues(t, 1, client.Del(t.Context(), "{k}:60s:own").Val())
-		for i := range holders {
-			r := state(i, 0)
-			require.EqualValues(t, 550, r.Remaining, "holder %d", i)
-			require.Equal(t, []int64{200, 200, 150}[i], r.Mine)
-			require.EqualValues(t, i+1, r.Clients)
-		}
-	}
-
-	// The count is lost with it, but for the last charges: never less than what they hold.
-	require.NoError(t, client.Del(t.Context(), "{k}:60s:own").Err())
-	require.NoError(t, client.Set(t.Context(), "{k}:60s", 100, time.Minute).Err())
-	for i := range holders {
-		state(i, 0)
-	}
-	r := state(0, 0)
-	require.LessOrEqual(t, r.Remaining, int64(650))
-	require.GreaterOrEqual(t, r.Remaining, int64(550), "and no more than is charged")
-}
 
 // TestLedgerOfManyProcesses: 10,000 processes have used a key in a window, and a few use it in
 // the next. Their fields go at once, and none of them counts.
@@ -117,28 +70,4 @@ func TestLedgerOfManyProcesses(t *testing.T) {
 			require.Len(t, contents[0].Clients, few+1)
 		})
 	}
-}
-
-// TestForeignWindow: GitHub's scripts open a window whose end is not ours. No call of ours moves it, unless it lies
-// further ahead than a window of this length can.
-func TestForeignWindow(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	now := time.Now()
-	ctx := func(d time.Duration) context.Context { return storeclock.With(t.Context(), now.Add(d)) }
-	end := now.Unix() + 45
-	require.NoError(t, rate.Run(t.Context(), client, []string{"{k}:60s"}, 3, end, now.Unix()).Err())
-	r, err := charge(ctx(0), s, "k", limit10, 1)
-	require.NoError(t, err)
-	require.EqualValues(t, end*1000, r.Window.End)
-	r, err = newHolder(s, "a", "k", limit10).ask(ctx(time.Second), 1, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, r.Grant)
-	require.EqualValues(t, end*1000, r.Window.End)
-	require.EqualValues(t, 5, r.Used)
-	require.NoError(t, client.Set(t.Context(), "{k}:60s:exp", now.Unix()+90, time.Hour).Err())
-	r, err = charge(ctx(0), s, "k", limit10, 1)
-	require.NoError(t, err)
-	require.LessOrEqual(t, r.Left, time.Minute)
-	require.EqualValues(t, 6, r.Used, "and what was charged counts")
 }

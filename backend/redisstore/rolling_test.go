@@ -161,27 +161,6 @@ func TestRollingBytes(t *testing.T) {
 	require.LessOrEqual(t, sum, int64(6*40*50))
 }
 
-// TestRollingOnReplica: a replica has what the primary has, though the script reads the clock, and answers a Check.
-func TestRollingOnReplica(t *testing.T) {
-	r := redistest.StartReplicated(t, 1)
-	primary, replica := r.Primary.Client(), r.Replicas[0].Client()
-	s := redisstore.New(primary, redisstore.WithReplicas(replica))
-	h := newHolder(s, "a.1", "k", rolling10)
-	for _, n := range []int64{2, 0, 4} {
-		_, err := h.ask(t.Context(), n, -n/2)
-		require.NoError(t, err)
-	}
-	roll(t, s, "k", 1)
-	r.AwaitSync()
-	require.Equal(t, primary.HGetAll(t.Context(), "{k}:60s:roll").Val(), replica.HGetAll(t.Context(), "{k}:60s:roll").Val())
-	require.Equal(t, primary.PExpireTime(t.Context(), "{k}:60s:roll").Val(), replica.PExpireTime(t.Context(), "{k}:60s:roll").Val())
-	r.Primary.ResetStats()
-	state, err := s.Check(t.Context(), "k", rolling10)
-	require.NoError(t, err)
-	require.EqualValues(t, 5, state.Remaining)
-	require.Zero(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
-}
-
 // TestRollingIsOneCall: each method is one call of a script, also when the server has lost the scripts, and none needs any key but the ring.
 func TestRollingIsOneCall(t *testing.T) {
 	server := redistest.Start(t)
@@ -212,29 +191,6 @@ func TestRollingIsOneCall(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, 1, client.DBSize(t.Context()).Val())
-}
-
-// TestRollingLoss: the server has lost the ring. What clients had is granted once more, and goes nowhere when they give it back; a void
-// generation stays void.
-func TestRollingLoss(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	a, b := newHolder(s, "a.1", "k", rolling10), newHolder(s, "b.1", "k", rolling10)
-	_, err := s.Reset(t.Context(), "k", rolling10)
-	require.NoError(t, err)
-	old, err := a.ask(t.Context(), 10, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 10, old.Grant)
-	require.NoError(t, client.FlushAll(t.Context()).Err())
-	r, err := b.ask(t.Context(), 6, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 6, r.Grant)
-	r, err = a.ask(t.Context(), 10, -3)
-	require.NoError(t, err)
-	require.Equal(t, []int64{10, 4, old.Window.Gen}, []int64{r.Used, r.Grant, r.Window.Gen}, "nothing of b's went back")
-	r, err = b.ask(t.Context(), 0, -6)
-	require.NoError(t, err)
-	require.Equal(t, []int64{10, old.Window.Gen}, []int64{r.Used, r.Window.Gen}, "its generation is one that was reset")
 }
 
 // TestRollingAck: what no replica has is granted to nobody, and is charged once.
