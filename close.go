@@ -63,7 +63,7 @@ func (s *sweeper) sweep() {
 	}
 	l.hearing.look()     // at shards whose first key has come since
 	s.armed.Store(false) // not before the end: a sweep may take longer than the idle time
-	if l.env.Keeps() {
+	if !l.env.Empty() {
 		s.arm()
 	}
 }

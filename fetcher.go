@@ -179,7 +179,7 @@ func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool, pas
 // overdraw charges n tokens, without an account, that were used above what c was charged, of
 // a key that was forgotten since, if that window is still open. It is sent once.
 func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int64) error {
-	limit := k.Limit().Plain()
+	limit := k.Limit.Load().Plain()
 	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: c.Window, Change: n, Detached: true}
 	q.Begin, q.End = key.Period(limit, c.Window.Time().Add(-time.Millisecond)) // of that window, whatever the time is
 	if limit.Rolls {

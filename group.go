@@ -223,7 +223,7 @@ func (l *Limiter) glance(name string) (r Result) {
 		}
 		return r
 	}
-	t, w := k.Limit(), k.Lease.Load()
+	t, w := k.Limit.Load(), k.Lease.Load()
 	r.Limit, r.Window = t.Tokens, t.Window
 	if w.Alive(l.env.Clock.Now()) {
 		r.Remaining, r.Reset = min(w.Remaining.Load()+w.Stock.Load(), t.Tokens), w.Window.Time()
@@ -272,7 +272,7 @@ func (l *Limiter) has(name string, n int64, refused bool) (err error) {
 	limit := backend.Limit(l.limit)
 	if l.limits != nil {
 		k := l.env.Get(name)
-		if k == nil && !refused || k != nil && n <= k.Limit().Tokens {
+		if k == nil && !refused || k != nil && n <= k.Limit.Load().Tokens {
 			return nil
 		}
 		if limit, err = l.limitOf(name); err != nil {
@@ -316,7 +316,7 @@ func (l *Limiter) refuses(r *Result, name string, n int64) bool {
 		return false
 	}
 	w, now := k.Lease.Load(), l.env.Clock.Now()
-	if k.Limit().Shadow || !w.Alive(now) || w.Stock.Load() >= n {
+	if k.Limit.Load().Shadow || !w.Alive(now) || w.Stock.Load() >= n {
 		return false
 	}
 	return l.refuse(r, k, w, now, n)

@@ -133,7 +133,7 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 		return false
 	}
 	if left, ok := w.Spend(n); ok {
-		t := k.Limit() // before a reply changes what remains
+		t := k.Limit.Load() // before a reply changes what remains
 		r.Allowed, r.Source, r.Limit, r.Window, r.Remaining = true, Local, t.Tokens, t.Window, min(w.Remaining.Load()+left, t.Tokens)
 		r.Reset, r.of, r.charged, r.gen, r.bucket = w.Window.Time(), k, n, w.Window.Gen, w.Bucket
 		if n > 1 {
@@ -147,11 +147,11 @@ func (l *Limiter) try(r *Result, k *key.Key, n int64) bool {
 
 // refuse refuses n tokens from memory, if it is known that the store has too few.
 func (l *Limiter) refuse(r *Result, k *key.Key, w *tokens.Lease, now, n int64) bool {
-	t := k.Limit()
+	t := k.Limit.Load()
 	if n > t.Tokens || !w.Denies(n, now) {
 		return false
 	}
-	k.Refused()
+	k.Refusals.Add(1)
 	r.Source, r.Shadowed, r.Limit, r.Window, r.Remaining = Local, t.Shadow, t.Tokens, t.Window, min(w.Remaining.Load()+w.Stock.Load(), t.Tokens)
 	r.Reset, r.RetryAfter = w.Window.Time(), key.RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*t))
 	return true

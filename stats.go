@@ -114,7 +114,7 @@ func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 			if f.Parted {
 				continue
 			}
-			s := KeyStats{Limit: Limit(*k.Limit()), Spent: f.Spent, Denied: f.Denied}
+			s := KeyStats{Limit: Limit(*k.Limit.Load()), Spent: f.Spent, Denied: f.Denied}
 			if f.Window.End != 0 {
 				s.Held, s.Reset, s.Exhausted = f.Held, f.Window.Time(), f.Exhausted
 			}

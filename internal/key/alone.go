@@ -55,7 +55,7 @@ type Alone struct {
 
 // Alone returns the statement for n tokens that a caller must make, if Next is Call.
 func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
-	limit := k.Limit()
+	limit := k.Limit.Load()
 	if n > limit.Tokens {
 		return a, k.env.TooMuch(*limit)
 	}
@@ -93,7 +93,7 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		Allowed: allowed, Source: Direct, Limit: limit.Tokens, Window: limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
 	}
 	if !allowed {
-		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), tokens.Longest(limit))
+		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), tokens.Longest(limit))
 		if !a.stay {
 			counts.Denied.Add(1)
 		}

@@ -31,16 +31,17 @@ type Env struct {
 	End    context.CancelFunc
 
 	shards  sync.Map      // name → *Shard
+	varies  bool          // a key's limit, or the length of its window, may change; set by Init
 	lives   atomic.Int64  // the number of the last life of an account; see tokens.Tokens
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
 	shares  shares
-	waiters waiters.Pool[outcome]
+	waiters waiters.Pool[Verdict]
 }
 
 // Init sets up e, for at most maxKeys keys in memory.
 func (e *Env) Init(s Settings, c Caller, maxKeys int64) {
-	e.Settings, e.Caller = s, c
+	e.Settings, e.Caller, e.varies = s, c, s.ByKey || s.Limit.Calendar.Period != 0
 	e.Life, e.End = context.WithCancel(context.Background())
 	e.Clock.Init()
 	e.Table.Init(maxKeys)
@@ -93,17 +94,14 @@ type Caller interface {
 // Stored is the key in the store.
 func (s *Settings) Stored(key string) string { return placement.Named(s.Name, key) }
 
-// Varies reports whether a key's limit, or the length of its window, may change.
-func (s *Settings) Varies() bool { return s.ByKey || s.Limit.Calendar.Period != 0 }
-
 // init makes the key of node n, on that shard.
 func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, s
 	s.keys.Add(1)
 	k.Init(limit, e.lives.Add(1))
-	if k.limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
-		k.limit.Store(&limit)
+	if k.Limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
+		k.Limit.Store(&limit)
 	}
 }
 
@@ -122,11 +120,19 @@ func (e *Env) Make(name string, limit backend.Limit) *Key {
 	if back != nil {
 		back.comeBack(limit)
 	}
-	return keyOf(n)
+	if n == nil {
+		return nil
+	}
+	return &n.State
 }
 
 // Find returns the key if it is in memory, or nil.
-func (e *Env) Find(name string) *Key { return keyOf(e.Table.Find(name)) }
+func (e *Env) Find(name string) *Key {
+	if n := e.Table.Find(name); n != nil {
+		return &n.State
+	}
+	return nil
+}
 
 // FindStored is Find for the name of a key in the store.
 func (e *Env) FindStored(stored string) *Key {
@@ -138,13 +144,11 @@ func (e *Env) FindStored(stored string) *Key {
 }
 
 // Get is Find without a lock. Rarely it misses a key that has just come.
-func (e *Env) Get(name string) *Key { return keyOf(e.Table.Get(name)) }
-
-func keyOf(n *node) *Key {
-	if n == nil {
-		return nil
+func (e *Env) Get(name string) *Key {
+	if n := e.Table.Get(name); n != nil {
+		return &n.State
 	}
-	return &n.State
+	return nil
 }
 
 // All calls yield with every key in memory, also those that leave their counter, and holds no lock meanwhile.
@@ -156,11 +160,11 @@ func (e *Env) All(yield func(*Key) bool) {
 	}
 }
 
-// Keeps reports whether a key is in memory, or leaves its counter.
-func (e *Env) Keeps() bool {
+// Empty reports whether no key is in memory, and none leaves its counter.
+func (e *Env) Empty() bool {
 	e.leavers.mu.Lock()
 	defer e.leavers.mu.Unlock()
-	return len(e.leavers.keys) > 0 || e.Table.Len() > 0
+	return len(e.leavers.keys) == 0 && e.Table.Len() == 0
 }
 
 // The pauses of a caller or a key that asks again. They double.

@@ -49,7 +49,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Renew:
 		until, _ := k.Last()
-		surplus = max(k.free()-u.demand.Keeps(*k.Limit(), time.Duration(until-now), now, k.demanded()), 0)
+		surplus = max(k.free()-u.demand.Keeps(*k.Limit.Load(), time.Duration(until-now), now, k.demanded()), 0)
 	case next.Probe:
 		counts.Probes.Add(1)
 	case next.Prefetch:
@@ -79,7 +79,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	}
 
 	// The account.
-	l := *k.Limit()
+	l := *k.Limit.Load()
 	q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: l.Plain()}
 	q.Begin, q.End = Period(l, k.shard.Clock())
 	q.Pace, q.Leaving = u.demand.PerWindow(l), k.phase >= leaving
@@ -128,7 +128,7 @@ func (f *Fetch) relimit() {
 		q.Want, q.Need, q.Least, q.Leaving = 0, 0, 0, true
 		return
 	}
-	q.Limit = k.Limit().Plain()
+	q.Limit = k.Limit.Load().Plain()
 	most := q.Limit.Tokens
 	q.Want, q.Need, q.Least, q.Pace, q.Run = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most), min(q.Run, most)
 }
@@ -136,7 +136,7 @@ func (f *Fetch) relimit() {
 // Begin brings the statement up to date, immediately before it is sent. Unless the key leaves, it may ask for the
 // key's limit, and returns the error of that.
 func (f *Fetch) Begin() error {
-	if !f.k.env.Varies() || f.Req.Leaving {
+	if !f.k.env.varies || f.Req.Leaving {
 		return nil
 	}
 	_, err := f.k.AskLimit(f) // it may panic
@@ -188,7 +188,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 				k.void(now)
 			}
 			waits = waits || k.Lease.Load().Doubted()
-			if did.fresh = !waits && k.Limit().Tokens <= f.Req.Limit.Tokens; !waits {
+			if did.fresh = !waits && k.Limit.Load().Tokens <= f.Req.Limit.Tokens; !waits {
 				did.unserved = ErrTooSlow
 			}
 		}
@@ -217,7 +217,7 @@ func (f *Fetch) failed(now int64, err error) {
 	}
 	longest := LongestPause
 	if u.rejected { // no circuit spares the store the calls of all other keys
-		longest = min(max(longest, k.Limit().Window/chargePart), time.Minute)
+		longest = min(max(longest, k.Limit.Load().Window/chargePart), time.Minute)
 	}
 	u.backOff(now, longest)
 	k.fallBack(last, now, err)
@@ -255,7 +255,7 @@ const fewUses = 3
 // window. It reports whether callers in line wait for tokens that the store has called.
 func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Rolls()
-	u, was, spent, l := k.use, k.Lease.Load(), k.Spent(), *k.Limit()
+	u, was, spent, l := k.use, k.Lease.Load(), k.Spent(), *k.Limit.Load()
 	k.replyLost = false
 	u.backoff, u.pause, u.rejected, u.void = 0, 0, false, false
 
@@ -288,7 +288,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		k.short, k.clients, rest = false, k.reported, -1
 		if u.demand != nil {
 			u.demand.Observe(l.Window, now, spent, int64(k.largest.Swap(0)))
-			u.demand.Opened(l.Window, spent, k.refusals.Load())
+			u.demand.Opened(l.Window, spent, k.Refusals.Load())
 			u.spread = spread(l.Window)
 			u.surplus.Enter()
 		}

@@ -48,7 +48,7 @@ func (s *counted) over(n naive.Window, at, now int64) bool {
 func (w *world) answered(p *proc, k *Key, in *waiter, n int64, stay bool, v Verdict) {
 	var failure *backend.Error
 	switch {
-	case v.Err != nil && !errors.As(v.Err, &failure) && !(errors.Is(v.Err, ErrExceedsLimit) && n > k.Limit().Tokens):
+	case v.Err != nil && !errors.As(v.Err, &failure) && !(errors.Is(v.Err, ErrExceedsLimit) && n > k.Limit.Load().Tokens):
 		w.errors = append(w.errors, v.Err)
 	case v.Err == nil && v.Answer.Allowed:
 		w.admitted(p, k, in, n, v.Answer)
@@ -68,7 +68,7 @@ func (w *world) refused(of backend.Window) {
 
 // admitted judges that n tokens are spent.
 func (w *world) admitted(p *proc, k *Key, in *waiter, n int64, a Answer) {
-	s := w.of(k.Limit().Counter())
+	s := w.of(k.Limit.Load().Counter())
 	who, name := slices.Index(w.procs[:], p), s.name(a.Of)
 	s.log.Grant(who, name, n)
 	if err := s.log.Spend(w.us(), who, name, n); err != nil {
@@ -111,7 +111,7 @@ func (w *world) judge() error {
 func (w *world) end() error {
 	w.last = true
 	for i, p := range w.procs {
-		if len(p.keys) > 0 || p.env.Keeps() || p.shard.keys.Load() != 0 {
+		if len(p.keys) > 0 || !p.env.Empty() || p.shard.keys.Load() != 0 {
 			return fmt.Errorf("process %d keeps its key", i)
 		}
 	}

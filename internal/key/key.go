@@ -34,11 +34,12 @@ type Key struct {
 // the time at which it happens. A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
 type machine struct {
 	// The hot path reads these, without the lock.
-	terms               // the limit: written under the lock
-	meter               // counts
-	env           *Env  // never changes
-	node          *node // never changes; has the name, and the Key
-	tokens.Tokens       // Lease; the lock guards the rest
+	tokens.Tokens                               // Lease; the lock guards the rest
+	Limit         atomic.Pointer[backend.Limit] // written under the lock, when its tokens change
+	Refusals      atomic.Int64                  // requests refused; whoever refuses one from memory counts it
+	largest       atomic.Uint32                 // the largest request since the last observation of demand
+	env           *Env                          // never changes
+	node          *node                         // never changes; has the name, and the Key
 
 	// The key's lock guards all that follows. Nothing writes it but step, with the events that it calls, and a key's end (Retire, LastFetch).
 	shard     *Shard     // on which the key was when it last looked
@@ -68,7 +69,7 @@ const (
 
 // use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice.
 type use struct {
-	line    waiters.Line[outcome]
+	line    waiters.Line[Verdict]
 	denial  denial.Denial
 	surplus surplus.Surplus
 	demand  *demand.Demand // nil until it is worth to keep
@@ -98,23 +99,6 @@ type use struct {
 	shared  int64  // tokens that it still admitted when they were asked about
 }
 
-// terms are the limit of a key.
-type terms struct {
-	limit atomic.Pointer[backend.Limit] // which may change its tokens
-}
-
-// Limit returns the key's limit.
-func (t *terms) Limit() *backend.Limit { return t.limit.Load() }
-
-// meter has what the hot path counts.
-type meter struct {
-	refusals atomic.Int64  // requests refused
-	largest  atomic.Uint32 // the largest request since the last observation of demand
-}
-
-// Refused counts a request that was refused from memory.
-func (m *meter) Refused() { m.refusals.Add(1) }
-
 // Name is the user's name of the key.
 func (k *Key) Name() string { return k.node.Key }
 
@@ -135,36 +119,34 @@ type effect struct {
 	fresh    bool   // the store's rest was read just now
 	probe    int64  // tokens for which a probe is due, because a caller was refused though its denial is over
 	expects  bool   // the probe's tokens are for a caller that will soon be in line
+	slot     slot   // of a key whose turn to call has come; zero otherwise
 	fetch    *Fetch // that has ended, and may have served none of its callers
 	unserved error  // why
 }
 
 var unchanged, changed = effect{}, effect{changed: true}
 
-// event changes the key, and starts the fetch that is due after that.
-func (k *Key) event(change func(now int64) effect) {
-	if f := k.happen(change, slot{}); f != nil {
-		go k.env.Caller.Send(f)
-	}
-}
-
-// happen is the part of an event under the lock. has is the slot of a key whose turn to call has come, or none.
-func (k *Key) happen(change func(now int64) effect, has slot) *Fetch {
+// event is a step under the key's lock. It sends the fetch that is due then, in a goroutine of its own, and reports whether there is one.
+func (k *Key) event(change func(now int64) effect) (sent bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.step(k.env.Clock.Now(), change, has) // read under the lock, because served callers must be in time now
+	f := k.step(k.env.Clock.Now(), change) // read under the lock, because served callers must be in time now
+	if f != nil {
+		go k.env.Caller.Send(f)
+	}
+	return f != nil
 }
 
 // step is all that happens to a key at one event: expire, change, serve, decide, act. It does no I/O. It returns the fetch that is to be
-// sent. has is the slot of a key whose turn to call has come, or none.
-func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *Fetch) {
+// sent.
+func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if k.use == nil {
 		k.use = new(use)
 	}
 	u, was := k.use, k.phase
 	defer func() {
 		invariant.That(was != retired || k.phase == retired, "from retired to phase %d", k.phase)
-		if u.demand == nil && u.fetch == nil && u.share == nil && u.line.Len == 0 && k.inLine == 0 {
+		if k.phase == retired || u.demand == nil && u.fetch == nil && u.share == nil && u.line.Len == 0 && k.inLine == 0 {
 			k.use = nil // nothing of it would be missed
 		}
 	}()
@@ -187,7 +169,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 		return nil
 	}
 
-	if k.Rolls() && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit().Window) { // has anything come back?
+	if k.Rolls() && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
 		did.probe = u.line.Rests.N
 	}
 
@@ -211,7 +193,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Decide.
 	facts := k.facts(now, did)
 	why, class, at := next.Step(facts)
-	for why != next.None && class != next.AtOnce && !k.takeSlot(&has, class, facts.Open) {
+	for why != next.None && class != next.AtOnce && !k.takeSlot(&did.slot, class, facts.Open) {
 		facts.InLine = k.inLine // now only what is more urgent
 		why, class, at = next.Step(facts)
 	}
@@ -219,7 +201,7 @@ func (k *machine) step(now int64, change func(now int64) effect, has slot) (f *F
 	// Act.
 	if why != next.None && k.env.Calls.Begin() {
 		f = k.order(why, now, did.probe, facts.Surplus)
-		f.slot = has
+		f.slot = did.slot
 	}
 	k.publish() // what is at hand now, or not while the fetch may bring what callers wait for
 	if at != next.Never && !(now < u.due && u.due <= at) {
@@ -245,7 +227,7 @@ func (k *machine) keep() *use {
 	if u.demand != nil {
 		return u
 	}
-	limit := *k.Limit()
+	limit := *k.Limit.Load()
 	u.demand = demand.New(k.Balance(), k.first)
 	u.spread = spread(limit.Window)
 	u.surplus.Believes(k.free())
@@ -263,14 +245,14 @@ func spread(window time.Duration) int64 {
 
 // observe brings the estimate of the demand up to date.
 func (k *machine) observe(now int64) {
-	k.keep().demand.Observe(k.Limit().Window, now, k.demanded(), int64(k.largest.Swap(0)))
+	k.keep().demand.Observe(k.Limit.Load().Window, now, k.demanded(), int64(k.largest.Swap(0)))
 }
 
 // demanded is by what the demand is estimated: the tokens spent. Of a rolling limit those that were refused count, too, because callers
 // are refused for a part of each bucket.
 func (k *machine) demanded() int64 {
 	if k.Rolls() {
-		return k.Spent() + k.refusals.Load()
+		return k.Spent() + k.Refusals.Load()
 	}
 	return k.Spent()
 }
@@ -315,7 +297,7 @@ const (
 
 // sizes returns what sizes depend on besides the demand.
 func (k *machine) sizes(now int64) demand.Terms {
-	w, e, l := k.Lease.Load(), k.env, *k.Limit()
+	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
 	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
 	switch t.Open = w.Alive(now); {
 	case k.Rolls():
@@ -331,7 +313,7 @@ func bucket(window time.Duration) time.Duration { return window / backend.Bucket
 
 // facts returns all facts of the key on which its next call depends.
 func (k *machine) facts(now int64, did effect) next.Facts {
-	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit(), k.Rolls()
+	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Rolls()
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
@@ -386,7 +368,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	}
 	if t := k.sizes(now); !rolls {
 		f.Regular = t.Ahead() && u.demand.Regular(l.Window) && !u.demand.Small(&t)
-		f.Used = u.demand.UsedIn(k.Spent(), k.refusals.Load())
+		f.Used = u.demand.UsedIn(k.Spent(), k.Refusals.Load())
 	} else {
 		f.Low = f.Low && now >= u.hold
 		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.demanded()) >= worthTwo {
@@ -431,7 +413,7 @@ func (k *machine) serve(now int64, fresh bool) {
 	if u.line.Len == 0 {
 		return
 	}
-	w, l := k.Lease.Load(), k.Limit()
+	w, l := k.Lease.Load(), k.Limit.Load()
 	rest := int64(math.MaxInt64)
 	var hand int64
 	var to waiters.Windows // not needed before the rest is known
@@ -446,14 +428,14 @@ func (k *machine) serve(now int64, fresh bool) {
 		if v != waiters.Grant && u.denial.State != denial.Denied { // the store has too little
 			k.deny(now, 1)
 		}
-		o := outcome{}
+		var o Verdict
 		switch v {
 		case waiters.Grant:
 			k.Reserved -= c.N
 			k.Used(c.N)
 			o.Answer = k.answer(true, c.N, now, k.env.source(c.N))
 		case waiters.Refuse:
-			k.refusals.Add(1)
+			k.Refusals.Add(1)
 			o.Answer = k.answer(false, c.N, now, k.env.source(c.N))
 		case waiters.Miss:
 			o.Err = ErrDeadline
@@ -478,7 +460,7 @@ const exhaustedTimes = 4
 // deny refuses from memory: until it is this process' turn to probe, times as late as usual, or the window ends or, of a rolling limit, some
 // tokens count no more.
 func (k *machine) deny(now int64, times time.Duration) {
-	u, w, window := k.keep(), k.Lease.Load(), k.Limit().Window
+	u, w, window := k.keep(), k.Lease.Load(), k.Limit.Load().Window
 	if !u.demand.IsExhausted() && !k.Rolls() {
 		k.observe(now)
 		u.demand.Exhausted(now)

@@ -221,7 +221,7 @@ func TestRetiredStaysRetired(t *testing.T) {
 	if invariant.Enabled {
 		withKey(t, "", func(t *testing.T, r *rig, k *Key) {
 			k.Retire(false)
-			assert.Panics(t, func() { k.step(0, func(int64) effect { k.phase = active; return changed }, slot{}) })
+			assert.Panics(t, func() { k.step(0, func(int64) effect { k.phase = active; return changed }) })
 			k.phase = retired
 		})
 	}
@@ -296,7 +296,7 @@ func TestLeavers(t *testing.T) {
 				for i := range mostLeavers {
 					other := &node{Key: fmt.Sprint(i)}
 					other.State.node = other
-					other.State.limit.Store(&r.limit)
+					other.State.Limit.Store(&r.limit)
 					require.True(t, r.env.leavers.add(&other.State))
 				}
 			}

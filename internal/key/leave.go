@@ -18,14 +18,14 @@ func (k *Key) Hear(m backend.Message) {
 		w, u, rolls := k.Lease.Load(), k.use, k.Rolls()
 		current := w != nil && (w.Window == m.Window || rolls)
 		switch {
-		case k.phase == retired || m.Counter != k.Limit().Counter():
+		case k.phase == retired || m.Counter != k.Limit.Load().Counter():
 		case m.Kind == backend.Voided:
 			return k.voided(m.Window, now)
 		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
 			k.keep().surplus.Call(m.Window, rolls)
 			return changed
 		case !current:
-		case m.Kind == backend.Exhausted && k.Limit().Tokens <= m.Limit && u.fetch == nil:
+		case m.Kind == backend.Exhausted && k.Limit.Load().Tokens <= m.Limit && u.fetch == nil:
 			w.Remaining.Store(0)
 			if k.deny(now, exhaustedTimes); k.free() > 0 {
 				u.surplus.Call(m.Window, rolls)
@@ -45,7 +45,7 @@ func (k *Key) Hear(m backend.Message) {
 func (k *Key) Heard() {
 	k.event(func(now int64) effect {
 		u := k.use
-		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.short, now, k.Limit().Window) {
+		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.short, now, k.Limit.Load().Window) {
 			return unchanged
 		}
 		u.denial.Open() // the same elsewhere may have brought some back
@@ -92,7 +92,7 @@ type leavers struct {
 	keys map[counter]*Key
 }
 
-func (k *machine) counter() counter { return counter{k.node.Key, k.Limit().Counter()} }
+func (k *machine) counter() counter { return counter{k.node.Key, k.Limit.Load().Counter()} }
 
 // mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
 const mostLeavers = 4096
@@ -155,13 +155,13 @@ func (k *machine) part(now int64) effect {
 	}
 	u := k.use
 	k.parted, k.phase = true, leaving
-	if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *k.Limit(), u.share, now) {
+	if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *k.Limit.Load(), u.share, now) {
 		u.share = nil
 	}
 	u.denial.Open()
 	k.orphan = !k.env.leavers.add(&k.node.State)
 	k.env.Table.Delete(k.node) // not before, or another key of the counter could be made
-	u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Next: StartOver}}) })
+	u.line.Since(0, func(c *waiter) { u.line.Notify(c, Verdict{Next: StartOver}) })
 	return changed
 }
 
@@ -192,7 +192,8 @@ func (k *machine) leave(now int64) {
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
 	if !k.Keeps(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
-		recently := k.use != nil && now-k.use.failedAt < 2*int64(k.Limit().Window)+2e9
+		failed := k.use.failedAt
+		recently := failed != 0 && now-failed < 2*int64(k.Limit.Load().Window)+2e9
 		return k.replyLost && (closed || recently)
 	}
 	return k.Held() > 0 || k.Outstanding() || k.replyLost || k.clients > 1 || closed && k.Charged()
@@ -202,33 +203,34 @@ func (k *machine) needsLast(now int64) bool {
 func (k *machine) hasLeft(now int64) bool {
 	w := k.Lease.Load()
 	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
-	busy := k.use != nil && (k.use.fetch != nil || k.use.line.Len > 0)
+	busy := k.use.fetch != nil || k.use.line.Len > 0
 	return k.phase >= leaving && !busy && !holds && !(k.phase == leaving && k.needsLast(now))
 }
 
-// Retire ends the key; with ifLeft, only if it has left. Tokens that it still holds have
+// Retire is the event that the key ends; with ifLeft, only if it has left. Tokens that it still holds have
 // expired, and its counts become the limiter's. Counts.Read makes that one step for a reader
 // of all counts: a count that seems to go back is taken for a restart by a metrics system.
 func (k *Key) Retire(ifLeft bool) {
 	e := k.env
 	e.Counts.Read(func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.phase == retired || ifLeft && !k.hasLeft(e.Clock.Now()) {
-			return
-		}
-		if k.use != nil && k.use.timer != nil {
-			k.use.timer.Stop()
-		}
-		e.Counts.Move(k.Leave())
-		e.Counts.Spent.Add(k.Balance())
-		e.Counts.Denied.Add(k.refusals.Load())
-		k.phase, k.use = retired, nil
-		k.shard.keys.Add(-1)
-		if k.parted {
-			e.leavers.remove(k)
-		}
-		e.Table.Delete(k.node)
+		k.event(func(now int64) effect {
+			if k.phase == retired || ifLeft && !k.hasLeft(now) {
+				return unchanged
+			}
+			if k.use.timer != nil {
+				k.use.timer.Stop()
+			}
+			e.Counts.Move(k.Leave())
+			e.Counts.Spent.Add(k.Balance())
+			e.Counts.Denied.Add(k.Refusals.Load())
+			k.phase = retired
+			k.shard.keys.Add(-1)
+			if k.parted {
+				e.leavers.remove(k)
+			}
+			e.Table.Delete(k.node)
+			return changed
+		})
 	})
 }
 
@@ -240,7 +242,7 @@ func (k *Key) Visit() {
 	var leaves bool
 	k.event(func(now int64) effect {
 		u, was := k.use, k.node.Tag
-		mark := uint64(k.refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
+		mark := uint64(k.Refusals.Load())*0x9e3779b97f4a7c15 + uint64(k.Spent())*0xbf58476d1ce4e5b9
 		if w := k.Lease.Load(); w != nil {
 			mark += uint64(w.Window.End) * 0x94d049bb133111eb
 		}
@@ -260,36 +262,30 @@ func (k *Key) Visit() {
 	}
 }
 
-// LastFetch returns a statement that hands back, at Close, what the key holds and says that
-// it leaves, or nil if there is nothing to state. first says that none was made yet. The
-// caller sends it.
+// LastFetch is the event that Close hands back what the key holds. It returns the statement that does so and says that the key leaves, for the
+// caller to send, or nil if there is nothing to state. first says that none was made yet.
 func (k *Key) LastFetch(first bool) (f *Fetch) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.env.Clock.Now()
-	if k.use == nil {
-		k.use = new(use)
-	}
-	if k.phase == retired || k.use.fetch != nil { // in flight only if the time for Close ended before it
-		return nil
-	}
-	if first || k.phase < leaving {
-		k.leave(now)
-	}
-	if k.hasLeft(now) {
-		return nil
-	}
-	moved, _ := k.Expire(now, false)
-	k.env.Counts.Move(moved)
-	k.Return(-1) // at once, because handles still spend
-	return k.order(next.Return, now, 0, 0)
+	k.event(func(now int64) effect {
+		if k.phase == retired || k.use.fetch != nil { // in flight only if the time for Close ended before it
+			return unchanged
+		}
+		if first || k.phase < leaving {
+			k.leave(now)
+		}
+		if !k.hasLeft(now) {
+			k.Return(-1) // at once, because handles still spend
+			f = k.order(next.Return, now, 0, 0)
+		}
+		return unchanged
+	})
+	return f
 }
 
 // CloseLine answers the callers in line when the limiter is closed.
 func (k *Key) CloseLine() {
 	k.event(func(int64) effect {
 		u := k.use
-		u.line.Since(0, func(c *waiter) { u.line.Notify(c, outcome{Verdict{Err: ErrClosed}}) })
+		u.line.Since(0, func(c *waiter) { u.line.Notify(c, Verdict{Err: ErrClosed}) })
 		return changed
 	})
 }
@@ -311,7 +307,7 @@ type Figures struct {
 func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		f = Figures{
-			Spent: k.Spent(), Denied: k.refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
+			Spent: k.Spent(), Denied: k.Refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
 			Parted: k.parted, Exhausted: k.use.denial.State == denial.Denied,
 		}
 		if w := k.Lease.Load(); w.Alive(now) {

@@ -14,10 +14,7 @@ import (
 
 // This file has what callers do to a key: a request that the hot path cannot answer, its settlement, and another limit.
 
-type waiter = waiters.Waiter[outcome]
-
-// outcome is the verdict on a caller in line.
-type outcome struct{ Verdict }
+type waiter = waiters.Waiter[Verdict]
 
 // Acquire decides on a request for n tokens, and waits for a fetch if one is needed. A
 // request that stays waits for tokens of windows to come.
@@ -35,7 +32,7 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 	defer k.env.waiters.Put(w)
 	select { // the fetch that w waits for ends by its own timeout
 	case <-w.Ready:
-		return w.Outcome.Verdict
+		return w.Outcome
 	case <-ctx.Done():
 		k.cancel(w)
 		return Verdict{Err: ctx.Err()}
@@ -47,7 +44,7 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 // want it to be asked for first.
 func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
 	k.event(func(now int64) effect {
-		u, l, lease := k.use, k.Limit(), k.Lease.Load()
+		u, l, lease := k.use, k.Limit.Load(), k.Lease.Load()
 		stay := stay && !l.Shadow // nobody waits for a limit in shadow
 		alive := lease.Alive(now)
 		switch {
@@ -83,7 +80,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
 				did = effect{changed: true, probe: n}
 			}
-			k.refusals.Add(1)
+			k.Refusals.Add(1)
 			v.Answer = k.answer(false, n, now, Local)
 			return did
 		}
@@ -128,7 +125,7 @@ func (k *Key) cancel(w *waiter) {
 func (k *Key) Expect(n int64) {
 	k.event(func(now int64) effect {
 		k.findShard()
-		l, w, u := k.Limit(), k.Lease.Load(), k.use
+		l, w, u := k.Limit.Load(), k.Lease.Load(), k.use
 		switch {
 		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load():
 			return unchanged
@@ -171,14 +168,14 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 func (k *machine) setReorder(point int64) {
 	w := k.Lease.Load()
 	w.Reorder.Store(point)
-	if point > 0 && k.use.demand.Regular(k.Limit().Window) && k.Held()-k.use.line.Tokens <= point {
+	if point > 0 && k.use.demand.Regular(k.Limit.Load().Window) && k.Held()-k.use.line.Tokens <= point {
 		w.Reorder.Store(tokens.Due)
 	}
 }
 
 // answer answers a request for n tokens.
 func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
-	w, l := k.Lease.Load(), k.Limit()
+	w, l := k.Lease.Load(), k.Limit.Load()
 	a := Answer{
 		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining.Load()+k.Held(), l.Tokens),
 		Of: w.Window, Bucket: w.Bucket, Reset: w.Window.Time(),
@@ -262,7 +259,7 @@ const chargePart = 20
 
 // chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
 func (k *machine) chargeAt(now int64) int64 {
-	at := now + int64(k.Limit().Window)/chargePart
+	at := now + int64(k.Limit.Load().Window)/chargePart
 	if !k.Rolls() {
 		at = min(at, k.Lease.Load().Deadline.Load()-2*int64(k.shard.Lead()))
 	}
@@ -277,7 +274,7 @@ func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, d
 	if !ok {
 		return Verdict{Err: err}, true
 	}
-	s, counts, l := k.shareAt(now), &k.env.Counts, k.Limit()
+	s, counts, l := k.shareAt(now), &k.env.Counts, k.Limit.Load()
 	rest := s.left(k.env.Fallback, l.Tokens)
 	if n > rest && (stay || s == nil) {
 		if stay && failure.Class != backend.Rejected {
@@ -295,7 +292,7 @@ func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, d
 		rest -= n
 		a.Charged = n
 	} else {
-		k.refusals.Add(1)
+		k.Refusals.Add(1)
 		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(s.end-now), s.length)
 	}
 	a.Remaining = max(min(rest, l.Tokens-s.admitted), 0)
@@ -306,7 +303,7 @@ func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, d
 // kept in memory and so cannot count. A new window ends with the store's, if one is open as far as this process knows, or by the
 // process' clock.
 func (k *machine) shareAt(now int64) *share {
-	u, policy, l, w := k.use, k.env.Fallback, k.Limit(), k.Lease.Load()
+	u, policy, l, w := k.use, k.env.Fallback, k.Limit.Load(), k.Lease.Load()
 	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == retired {
 		return nil
 	}
@@ -333,7 +330,7 @@ func (k *machine) shareAt(now int64) *share {
 // more tokens than then.
 func (k *machine) fallBack(last uint64, now int64, err error) {
 	u := k.use
-	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit().Tokens) }
+	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit.Load().Tokens) }
 	var from uint64
 	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && u.policed > 0 && rest() <= u.shared {
 		from = u.policed
@@ -344,7 +341,7 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 			return
 		}
 		if v, decided := k.policy(c.N, c.Stays, now, err); decided {
-			u.line.Notify(c, outcome{v})
+			u.line.Notify(c, v)
 		} else {
 			waits = true
 		}
@@ -360,8 +357,8 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 // be older, and does not count, unless it is a block.
 func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	e := k.env
-	if !e.Varies() {
-		return *k.Limit(), nil
+	if !e.varies {
+		return *k.Limit.Load(), nil
 	}
 	asked := e.asks.Add(1)
 	limit, err := e.Caller.Limit(k.node.Key)
@@ -374,7 +371,7 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 // Refresh asks for the limit because it has changed.
 func (k *Key) Refresh() error {
 	k.event(func(int64) effect {
-		if k.env.Varies() && k.phase != retired {
+		if k.env.varies && k.phase != retired {
 			k.keep().asked = k.env.asks.Load()
 		}
 		return unchanged
@@ -393,7 +390,7 @@ func (k *Key) Relimit(limit backend.Limit) {
 func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
 	var orphan bool
 	k.event(func(now int64) (did effect) {
-		u, was := k.use, k.Limit()
+		u, was := k.use, k.Limit.Load()
 		switch {
 		case !counts(u):
 		case PlanOf(limit) != Counted || !sameCounter(&limit, was):
@@ -407,7 +404,7 @@ func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
 			if limit.Tokens > was.Tokens { // the store may have more now
 				u.denial.Open()
 			}
-			k.limit.Store(&limit)
+			k.Limit.Store(&limit)
 			u.line.Since(0, func(c *waiter) {
 				switch {
 				case c.N > limit.Tokens:
@@ -415,9 +412,9 @@ func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
 					if v.Err == nil && k.Lease.Load().Alive(now) {
 						v.Answer = k.answer(false, c.N, now, Local)
 					}
-					u.line.Notify(c, outcome{v})
+					u.line.Notify(c, v)
 				case limit.Shadow && c.Stays: // nobody waits for a limit in shadow
-					u.line.Notify(c, outcome{Verdict{Next: StartOver}})
+					u.line.Notify(c, Verdict{Next: StartOver})
 				}
 			})
 			did = changed

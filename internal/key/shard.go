@@ -116,10 +116,7 @@ func (s *Shard) goOn() {
 		if !ok {
 			return
 		}
-		f := k.happen(func(int64) effect { k.leaveLine(s); return changed }, slot{s, first})
-		if f != nil {
-			go k.env.Caller.Send(f)
-		} else {
+		if !k.event(func(int64) effect { k.leaveLine(s); return effect{changed: true, slot: slot{s, first}} }) {
 			s.lane.Free(first)
 		}
 	}

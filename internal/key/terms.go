@@ -77,4 +77,4 @@ func (e *Env) TooMuch(limit backend.Limit) Verdict {
 }
 
 // Counts reports whether other, which may be forgotten, counted in the same counter.
-func (k *Key) Counts(other *Key) bool { return sameCounter(k.Limit(), other.Limit()) }
+func (k *Key) Counts(other *Key) bool { return sameCounter(k.Limit.Load(), other.Limit.Load()) }

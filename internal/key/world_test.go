@@ -403,7 +403,7 @@ func (w *world) do(a action) error {
 		if a.kind != loseMail {
 			for _, p := range w.procs {
 				if k := p.env.Find("k"); k != nil && !p.deaf && p.env.Client == m.Process {
-					if s := w.of(m.Counter); m.Kind == backend.Voided && m.Counter == k.Limit().Counter() {
+					if s := w.of(m.Counter); m.Kind == backend.Voided && m.Counter == k.Limit.Load().Counter() {
 						s.heard[k] = m.Window.Gen + 1
 					}
 					k.Hear(m.Message)
@@ -567,7 +567,7 @@ func (w *world) ask(who int, n int64, stay bool) {
 	for range 4 {
 		k := p.env.Make("k", p.limit)
 		if !slices.Contains(p.keys, k) {
-			if s := w.of(k.Limit().Counter()); slices.ContainsFunc(p.keys, func(other *Key) bool { return other.Counts(k) }) {
+			if s := w.of(k.Limit.Load().Counter()); slices.ContainsFunc(p.keys, func(other *Key) bool { return other.Counts(k) }) {
 				s.stays = true
 			}
 			p.keys = append(p.keys, k)
@@ -581,8 +581,8 @@ func (w *world) ask(who int, n int64, stay bool) {
 				w.admitted(p, k, nil, n, Answer{Allowed: true, Of: lease.Window, Bucket: lease.Bucket, Charged: n})
 				return
 			}
-			if n <= k.Limit().Tokens && lease.Denies(n, w.now) {
-				k.Refused()
+			if n <= k.Limit.Load().Tokens && lease.Denies(n, w.now) {
+				k.Refusals.Add(1)
 				w.refused(lease.Window)
 				return
 			}
@@ -613,7 +613,7 @@ func (w *world) refund(who int) {
 		last.k.Refund(c, c.Tokens)
 	}
 	back := c.Tokens - (p.env.Counts.Expired.Load() - was)
-	s := w.of(last.k.Limit().Counter())
+	s := w.of(last.k.Limit.Load().Counter())
 	name := s.name(last.a.Of)
 	if s.over(name, last.at, w.us()) {
 		return
@@ -631,7 +631,7 @@ func (w *world) refund(who int) {
 func (w *world) overrun(who int) {
 	p := w.procs[who]
 	k := p.keys[0]
-	s, was, over := w.of(k.Limit().Counter()), k.Spent(), p.env.Counts.Overdrawn.Load()
+	s, was, over := w.of(k.Limit.Load().Counter()), k.Spent(), p.env.Counts.Overdrawn.Load()
 	name := naive.Window{}
 	if lease := k.Lease.Load(); lease != nil {
 		name = s.name(lease.Window)
@@ -659,7 +659,7 @@ func (w *world) collect() error {
 			}
 			p.callers = slices.Delete(p.callers, j, j+1)
 			j--
-			if v := c.w.Outcome.Verdict; v.Next == StartOver {
+			if v := c.w.Outcome; v.Next == StartOver {
 				w.ask(i, c.n, c.stay)
 			} else {
 				w.answered(p, c.k, c.w, c.n, c.stay, v)
