@@ -336,19 +336,49 @@ func TestCallsAfterAKeyWasDrained(t *testing.T) {
 	}
 }
 
-// Each caller learns the outcome of its own fetch, not of another.
+// Callers whose fetch is lost get the next one, once, whether the connection is cut or nothing comes back. Each learns the
+// outcome of its own fetches: who came during the second gets the third.
 func TestEachCallerLearnsItsOwnFetch(t *testing.T) {
-	inBubble(t, "lost request", func(t *testing.T) {
-		net := testnet.Far(rtt / 2)
-		q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(2)))
-		net.Next("", testnet.LoseRequest)
-		early, later := q.allow(1)[0], q.allow(1, 1)
-		q.wg.Wait()
-		var failure *reservoir.StoreError
-		assert.ErrorAs(t, early.err, &failure)
-		assert.True(t, later[0].allowed && later[1].allowed)
-		assert.Equal(t, 1, net.Happened(testnet.LoseRequest))
-	})
+	for _, lost := range []testnet.Fault{testnet.LoseRequest, testnet.LoseReply} {
+		inBubble(t, lost.String(), func(t *testing.T) {
+			net := testnet.Far(rtt / 2)
+			q := lineOf(t, open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(2)))
+			net.Next("", lost, lost)
+			early := q.allow(1)[0]
+			time.Sleep(rtt * 3 / 4) // the second is in flight
+			later := q.allow(1, 1)
+			q.wg.Wait()
+			var failure *reservoir.StoreError
+			assert.ErrorAs(t, early.err, &failure)
+			assert.True(t, later[0].allowed && later[1].allowed)
+			assert.Equal(t, 2, net.Happened(lost))
+		})
+	}
+	for _, lost := range []testnet.Fault{testnet.LoseRequest, testnet.LoseReply, testnet.Hang} {
+		inBubbles(t, "every second "+lost.String(), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			const requests = 500
+			net := testnet.Far(time.Millisecond)
+			l := open(t, net, reservoir.PerMinute(requests), opt)
+			n := 0
+			net.Faults(func(*testnet.Call) testnet.Fault {
+				if n++; n%2 == 1 {
+					return lost
+				}
+				return testnet.Fine
+			})
+			for i := range requests / 10 {
+				crowd(10, func(j int) {
+					time.Sleep(time.Duration(i*j%7) * 300 * time.Microsecond) // some come while a fetch is in flight
+					begin := time.Now()
+					_, err := l.Allow(bg, "k")
+					assert.NoError(t, err)
+					assert.LessOrEqual(t, time.Since(begin), 250*time.Millisecond)
+				})
+			}
+			assert.Positive(t, net.Happened(lost))
+			assert.Zero(t, l.Stats().Failed)
+		})
+	}
 }
 
 // Requests for more than is left are refused from memory while the store's rest stays what it

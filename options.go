@@ -86,7 +86,7 @@ func WithLimits(limits func(key string) Limit) Option {
 
 // WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; d
 // must be more than 0. A caller without stock waits for its own fetch and at most for the
-// rest of the one before. A longer timeout tolerates slow replies; a shorter one gives
+// rest of the one before, or for the next if its own is lost. A longer timeout tolerates slow replies; a shorter one gives
 // callers an error sooner when the store is away. Callers with stock never wait.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 

@@ -1,6 +1,7 @@
 package key
 
 import (
+	"errors"
 	"math"
 	"time"
 
@@ -204,10 +205,12 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 
 // failed answers callers after f has failed. If f has timed out, it also answers the
 // callers that came while f was in flight, because they have waited long enough. Otherwise
-// they get a fetch of their own.
+// they get a fetch of their own. So do all if only the reply is lost, and that for the first
+// time in a row: the next statement asks anew, whatever became of this one.
 func (f *Fetch) failed(now int64, err error) {
 	k, last := f.k, f.last
 	u := k.keep()
+	again := u.pause == 0 && lost(err)
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.env.Timeout) {
 		last = u.line.Last
@@ -219,8 +222,15 @@ func (f *Fetch) failed(now int64, err error) {
 	if u.rejected { // no circuit spares the store the calls of all other keys
 		longest = min(max(longest, k.Limit.Load().Window/chargePart), time.Minute)
 	}
-	u.backOff(now, longest)
-	k.fallBack(last, now, err)
+	if u.backOff(now, longest); !again {
+		k.fallBack(last, now, err)
+	}
+}
+
+// lost reports whether a fetch with that error may have been carried out.
+func lost(err error) bool {
+	failure, ok := errors.AsType[*backend.Error](err)
+	return ok && failure.Class == backend.Unknown
 }
 
 // backOff sets the pause after a failed fetch, before a fetch that no caller needs at once.

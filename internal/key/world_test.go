@@ -533,9 +533,10 @@ func (w *world) sync(q backend.Statement) backend.Reply {
 func (w *world) fail(n int) {
 	c := w.calls[n]
 	w.calls = slices.Delete(w.calls, n, n+1)
+	again := c.f.k.use.pause == 0 // the first in a row: its callers get the next
 	_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
 	for _, other := range w.procs[c.who].callers {
-		if other.k == c.f.k && !other.stay && other.w.InLine && other.w.Seq <= c.f.last {
+		if !again && other.k == c.f.k && !other.stay && other.w.InLine && other.w.Seq <= c.f.last {
 			w.errors = append(w.errors, errors.New("a caller waits on, though the call for it has failed"))
 		}
 	}
