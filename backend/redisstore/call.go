@@ -108,7 +108,6 @@ type call struct {
 	text  []byte    // the words, one after the other
 	room  [300]byte // of text; the words of long keys lie elsewhere
 	time  [20]byte  // of after
-	alone [1]*call  // a pipeline of this call
 }
 
 // mostWords is how many keys and arguments the longest statement has, which is one by the calendar.
@@ -196,13 +195,12 @@ func (c *call) stamp(text bool, ahead time.Duration) {
 	default:
 		c.after = strconv.AppendInt(c.time[:0], notAfter(c.ctx, ahead), 10)
 	}
-	switch c.line[0], c.line[1] = "evalsha", c.script.sha; {
-	case text && c.reads:
-		c.line[0], c.line[1] = "eval_ro", c.script.source
-	case text:
+	c.line[0], c.line[1] = "evalsha", c.script.sha
+	if text {
 		c.line[0], c.line[1] = "eval", c.script.source
-	case c.reads:
-		c.line[0] = "evalsha_ro"
+	}
+	if c.reads {
+		c.line[0] = c.line[0].(string) + "_ro"
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.line...)}
 }
@@ -252,9 +250,6 @@ func (c *call) expired() bool {
 	return ends && !time.Now().Before(at)
 }
 
-// unwritten records that the server has surely not carried the call out.
-func (c *call) unwritten() { c.state.CompareAndSwap(written, waiting) }
-
 // dropped completes the call if its caller has left, and reports whether it has.
 func (c *call) dropped() bool {
 	if c.state.Load() != abandoned {
@@ -285,8 +280,7 @@ func (c *call) await(g *group, keys int) ([]int64, error) {
 	c.declare(keys)
 	c.state.Store(waiting)
 	if g.submit(c) {
-		c.alone[0] = c
-		g.run(c.alone[:])
+		g.run([]*call{c})
 	}
 	if c.done == nil {
 		return c.reply, c.err

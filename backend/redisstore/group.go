@@ -29,10 +29,11 @@ type group struct {
 
 	mu       sync.Mutex // guards the fields below; the lock that counts the store's calls may be taken under it
 	queue    []*call
-	inFlight int           // pipelines in flight
-	extraDue bool          // a timer will start one more
-	trip     time.Duration // recent least time of a pipeline; 0 = the last had no reply
-	earned   int           // calls that may still earn a repetition: see mayRepeat
+	inFlight int  // pipelines in flight
+	returned int  // pipelines that have ended
+	extraDue bool // a timer will look whether none returns
+	near     bool // the last pipeline had a reply, and soon
+	earned   int  // calls that may still earn a repetition: see mayRepeat
 }
 
 const (
@@ -40,7 +41,8 @@ const (
 	maxPipelines = 20                    // including those that left because none returned
 	unbounded    = math.MaxInt           // pipelines of a group in which each call is sent alone
 	longest      = 256                   // calls of one pipeline, so that the first does not wait for thousands
-	tooLong      = 20 * time.Millisecond // for a call to wait; a server with longer round trips is distant
+	patience     = 5 * time.Millisecond  // in which one of the pipelines should return
+	tooLong      = 20 * time.Millisecond // for a round trip to a server that is near
 )
 
 // submit queues c, or sends it now. It returns true if the caller is to make the pipeline itself, because the call
@@ -50,17 +52,17 @@ func (g *group) submit(c *call) bool {
 	defer g.mu.Unlock()
 	g.earned = min(g.earned+1, mostSaved)
 	free := g.inFlight < g.pipelines
-	if free && c.detached && c.done == nil && g.obeysDeadline && 0 < g.trip && g.trip < tooLong {
+	if free {
 		g.inFlight++
-		return true
 	}
-	if c.done == nil {
+	switch {
+	case free && c.detached && c.done == nil && g.obeysDeadline && g.near:
+		return true
+	case c.done == nil:
 		c.done = make(chan struct{}, 1)
 	}
 	if free {
-		g.inFlight++
-		c.alone[0] = c
-		go g.run(c.alone[:])
+		go g.run([]*call{c})
 		return false
 	}
 	if len(g.queue) == cap(g.queue) { // make room by dropping calls whose callers have left
@@ -78,30 +80,30 @@ func (g *group) armExtra() {
 		return
 	}
 	g.extraDue = true
-	wait := tooLong
-	if g.trip > tooLong {
-		wait /= 4
-	}
-	time.AfterFunc(wait, func() {
+	seen := g.returned
+	time.AfterFunc(patience, func() {
 		g.mu.Lock()
-		g.extraDue = false
-		g.inFlight++
-		g.mu.Unlock()
-		g.proceed()
+		defer g.mu.Unlock()
+		if g.extraDue = false; g.returned == seen {
+			g.inFlight++
+			g.proceed()
+		} else {
+			g.armExtra()
+		}
 	})
 }
 
-// proceed ends a pipeline and begins another one with the queued calls, if there are any.
+// proceed begins a pipeline with the queued calls in place of one that has ended, if there are any. The caller holds
+// g.mu.
 func (g *group) proceed() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.queue = slices.DeleteFunc(g.queue, (*call).dropped)
 	n := min(len(g.queue), longest)
-	batch := slices.DeleteFunc(slices.Clone(g.queue[:n]), (*call).dropped)
-	if g.queue = slices.Delete(g.queue, 0, n); len(batch) > 0 {
-		go g.run(batch)
+	if n > 0 {
+		go g.run(slices.Clone(g.queue[:n]))
 	} else {
 		g.inFlight--
 	}
+	g.queue = slices.Delete(g.queue, 0, n)
 	g.armExtra()
 }
 
@@ -113,36 +115,36 @@ func (g *group) run(batch []*call) {
 			c.err = errCrashed
 			c.complete()
 		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.returned++
 		g.proceed()
 	}()
-	g.send(batch, false)
 	// A script's text is sent only to a server that lacks it. Loading it in advance
 	// would not be enough, because a restart or a failover loses it.
-	if batch = g.complete(batch); len(batch) > 0 {
-		g.send(batch, true)
-		for _, c := range g.complete(batch) {
-			c.complete()
-		}
-		batch = nil
+	for text := false; len(batch) > 0; text = true {
+		g.send(batch, text)
+		batch = g.complete(batch, text)
 	}
 }
 
 // complete reports the outcomes to the callers. Calls that the server no longer serves go
-// to another group instead. Calls whose script the server lacks are returned.
-func (g *group) complete(calls []*call) (missing []*call) {
+// to another group instead. Calls whose script the server lacks are returned, unless its text was sent.
+func (g *group) complete(calls []*call, text bool) (missing []*call) {
 	for _, c := range calls {
+		lacks := !text && c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT")
+		moved := g.redirects != nil && c.err != nil && isMoved(c.err)
+		if lacks || moved {
+			c.state.CompareAndSwap(written, waiting) // the server has surely not carried it out
+		}
 		switch {
-		case c.err == nil:
-			c.complete()
-		case redis.HasErrorPrefix(c.err, "NOSCRIPT"):
-			c.unwritten()
+		case lacks:
 			missing = append(missing, c)
-		case g.redirects != nil && isMoved(c.err):
-			c.unwritten()
+		case moved:
 			if redis.HasErrorPrefix(c.err, "ASK") { // no key of the counter is here, and there a command may have one new key at most
 				c.declare(1)
 			}
-			g.redirects.submit(c) // never in this goroutine
+			g.redirects.submit(c) // which never leaves it to this goroutine
 		default:
 			c.complete()
 		}
@@ -176,17 +178,9 @@ func (g *group) send(calls []*call, scripts bool) {
 	if at != 0 {
 		g.clock.observe(at)
 	}
-	took := time.Since(began)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	switch {
-	case at == 0: // no reply
-		g.trip = 0
-	case g.trip == 0 || took < g.trip:
-		g.trip = took
-	default:
-		g.trip += (took - g.trip) / 8
-	}
+	g.near = at != 0 && time.Since(began) < tooLong
 }
 
 // pipeline sends the calls, and more commands after them. If a server refuses
@@ -212,31 +206,29 @@ func isMoved(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || errors.Is(err, redis.ErrClosed)
 }
 
-// connectTime is the least time of a pipeline, even if its callers leave sooner: a
+// connectTime is how long a pipeline may go on after its callers have left: a
 // distant server needs it for dial, TLS, handshake and the first load of a script.
 const connectTime = 2 * time.Second
 
 // outlast returns the context of a pipeline, which outlasts those of all callers: when a context ends, go-redis
-// closes the connection, finished or not, and the next caller would have to start over. A call in the goroutine of
-// its caller ends with its own context.
+// closes the connection, finished or not, and the next caller would have to start over. It has the values of the
+// first, for hooks. A call in the goroutine of its caller ends with its own context.
 func outlast(calls []*call) (context.Context, context.CancelFunc) {
-	if calls[0].done == nil {
-		return calls[0].ctx, func() {}
+	first, last := calls[0], time.Now()
+	if first.done == nil {
+		return first.ctx, func() {}
 	}
-	ctx, last := context.Background(), time.Now().Add(connectTime)
-	if len(calls) == 1 {
-		ctx = context.WithoutCancel(calls[0].ctx) // with its values, for hooks
-	}
+	ctx := context.WithoutCancel(first.ctx)
 	for _, c := range calls {
 		at, ok := c.ctx.Deadline()
 		if !ok {
 			return ctx, func() {}
 		}
-		if after := at.Add(connectTime / 20); after.After(last) {
-			last = after
+		if at.After(last) {
+			last = at
 		}
 	}
-	return context.WithDeadline(ctx, last)
+	return context.WithDeadline(ctx, last.Add(connectTime))
 }
 
 // perRepeat is how many calls earn one repetition, which is one of these calls itself. So

@@ -141,8 +141,8 @@ func TestLongest(t *testing.T) {
 	x.queue(t.Context(), "k", 2*longest+1, x.allowed)
 	x.whole.mu.Lock()
 	x.whole.inFlight++
-	x.whole.mu.Unlock()
 	x.whole.proceed()
+	x.whole.mu.Unlock()
 	left, _ := queued(x.whole)
 	require.Equal(t, longest+1, left)
 	x.proxy.Hold(false)

@@ -120,7 +120,7 @@ func together(t *testing.T, s *Store, n int) (failures []error) {
 		batch = append(batch, c)
 	}
 	s.whole.send(batch, false)
-	s.whole.complete(batch)
+	s.whole.complete(batch, false)
 	for _, c := range batch {
 		failures = append(failures, c.err)
 	}
