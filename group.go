@@ -82,7 +82,7 @@ func (g *Group) Allow(ctx context.Context, keys ...string) (GroupResult, error) 
 // If several must ask the store, up to 32 do so at the same time, so the caller waits for one
 // round trip. Errors are those of [Limiter.AllowN], and [ErrOption] if costs or keys do not
 // match the limiters. A limiter that occurs several times with one key must have the sum, or
-// AllowEach returns [ErrExceedsLimit]. A bad key or number of tokens is an error whatever the
+// AllowEach returns [ErrExceedsLimit]. A limit of [WithLimits] that occurs once finds only when it is asked that the cost exceeds it. A bad key or number of tokens is an error whatever the
 // limits say. After an error none is charged either.
 func (g *Group) AllowEach(ctx context.Context, cost []int64, keys ...string) (GroupResult, error) {
 	if len(cost) != len(g.limiters) {
@@ -107,7 +107,7 @@ func (g *Group) WaitEach(ctx context.Context, cost []int64, keys ...string) (Gro
 	return g.wait(ctx, cost, keys)
 }
 
-// costs is what a request costs each limit. If it is nil, each costs one token.
+// costs is what a request costs each limit. If it is nil, each costs one token. One that costs nothing is not asked.
 type costs []int64
 
 func (c costs) of(i int) int64 {
@@ -116,9 +116,6 @@ func (c costs) of(i int) int64 {
 	}
 	return c[i]
 }
-
-// free reports whether limit i costs nothing, and so is not asked.
-func (c costs) free(i int) bool { return c.of(i) == 0 }
 
 func (g *Group) mismatch(n int, what string) error {
 	return fmt.Errorf("%w: %d %s for a group of %d limiters", ErrOption, n, what, len(g.limiters))
@@ -134,21 +131,26 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 	if r.Limiter, err = g.validate(cost, keys); err != nil {
 		return r, err
 	}
-	results := r.results(len(keys))
+
+	// A refusal from memory, before anything is spent.
+	var few [fewLimits]*key.Key
+	states, results := append(few[:0], make([]*key.Key, len(keys))...), r.results(len(keys))
 	for i, l := range g.limiters {
-		if cost.free(i) { // before anything is charged, because glance may call the user's function
+		if cost.of(i) == 0 { // before anything is charged, because glance may call the user's function
 			results[i] = l.glance(keys[i])
-		} else if l.refuses(&r.Result, keys[i], cost.of(i)) {
+		} else if states[i] = l.env.Get(keys[i]); l.refuses(&r.Result, states[i], cost.of(i)) {
 			r.Limiter = i
-			return g.refusal(r, cost, keys)
+			return g.refusal(r, keys), nil
 		}
 	}
+
+	// Stock of all limits, or else their stores.
 	for i, l := range g.limiters {
-		if cost.free(i) {
+		n := cost.of(i)
+		if n == 0 {
 			continue
 		}
-		n := cost.of(i)
-		if k := l.env.Get(keys[i]); k == nil || n < 1 || !l.try(&results[i], k, n) {
+		if states[i] == nil || !l.try(&results[i], states[i], n) {
 			return g.ask(ctx, cost, r, keys)
 		}
 		if results[i].Shadowed {
@@ -157,30 +159,49 @@ func (g *Group) allow(ctx context.Context, cost costs, keys []string) (r GroupRe
 		if !results[i].Allowed {
 			r.Result, r.Limiter = results[i], i
 			g.undo(ctx, results)
-			return g.refusal(r, cost, keys)
+			return g.refusal(r, keys), nil
 		}
 	}
 	return g.allowed(r, keys), nil
 }
 
-// validate finds a limit that this request can never pass, before any of them decides.
+// validate finds a limit that this request can never pass, before any of them decides. A limit of WithLimits finds itself that it has
+// too few tokens, but not if several requests share it.
 func (g *Group) validate(cost costs, keys []string) (limiter int, _ error) {
 	for i, l := range g.limiters {
-		if cost.free(i) {
+		n := cost.of(i)
+		if n == 0 {
 			continue
 		}
-		if err := l.validateRequest(keys[i], cost.of(i)); err != nil {
+		if err := l.validateRequest(keys[i], n); err != nil {
 			return i, err
 		}
+		limit := backend.Limit(l.limit)
+		if g.repeats {
+			for j, other := range g.limiters {
+				if j != i && other == l && keys[j] == keys[i] {
+					n += min(cost.of(j), math.MaxInt64-n)
+				}
+			}
+		}
+		if l.limits != nil {
+			if k := l.env.Get(keys[i]); !g.repeats || k != nil && n <= k.Limit.Load().Tokens {
+				continue
+			}
+			var err error
+			if limit, err = (caller{l}).Limit(keys[i]); err != nil {
+				return i, err
+			}
+		}
+		if n > limit.Tokens && key.PlanOf(limit) == key.Counted && !limit.Shadow {
+			return i, ErrExceedsLimit
+		}
 	}
-	return g.exceeded(cost, keys, false)
+	return 0, nil
 }
 
-// refusal answers with r, unless the request can never pass: nobody should wait for that.
-func (g *Group) refusal(r GroupResult, cost costs, keys []string) (GroupResult, error) {
-	if i, err := g.exceeded(cost, keys, true); err != nil {
-		return GroupResult{Limiter: i}, err
-	}
+// refusal answers with r, and with what memory shows of the limits that have not decided.
+func (g *Group) refusal(r GroupResult, keys []string) GroupResult {
 	results := r.results(len(keys))
 	for i := range results {
 		if !results[i].Allowed {
@@ -188,7 +209,7 @@ func (g *Group) refusal(r GroupResult, cost costs, keys []string) (GroupResult, 
 		}
 	}
 	results[r.Limiter] = r.Result
-	return r, nil
+	return r
 }
 
 // allowed makes the answer of a group that allowed, whose Result is that of the tightest limit.
@@ -210,81 +231,6 @@ func (g *Group) allowed(r GroupResult, keys []string) GroupResult {
 	return r
 }
 
-// glance returns what memory shows of a limit that was not asked. It is not to be settled.
-func (l *Limiter) glance(name string) (r Result) {
-	r.Allowed, r.free = true, true
-	if l.validateKey(name) != nil { // such a limit may have any key
-		return r
-	}
-	k := l.env.Get(name)
-	if k == nil {
-		if limit, err := l.limitOf(name); err == nil {
-			r.Limit, r.Window = limit.Tokens, limit.Window
-		}
-		return r
-	}
-	t, w := k.Limit.Load(), k.Lease.Load()
-	r.Limit, r.Window = t.Tokens, t.Window
-	if w.Alive(l.env.Clock.Now()) {
-		r.Remaining, r.Reset = min(w.Remaining.Load()+w.Stock.Load(), t.Tokens), w.Window.Time()
-	}
-	return r
-}
-
-// exceeded returns ErrExceedsLimit if the request asks for more of a limit than it has. If
-// the request was not refused, it need not find what a limit of WithLimits would find itself.
-func (g *Group) exceeded(cost costs, keys []string, refused bool) (limiter int, _ error) {
-	for i, l := range g.limiters {
-		if cost.free(i) || !refused && !g.repeats && l.limits != nil {
-			continue
-		}
-		if err := l.has(keys[i], g.sum(i, cost, keys), refused); err != nil {
-			return i, err
-		}
-	}
-	return 0, nil
-}
-
-// sum is what the request costs the key of limit i, which may occur several times.
-func (g *Group) sum(i int, cost costs, keys []string) (n int64) {
-	if !g.repeats {
-		return cost.of(i)
-	}
-	for j, l := range g.limiters {
-		if l == g.limiters[i] && keys[j] == keys[i] {
-			n = plus(n, cost.of(j))
-		}
-	}
-	return n
-}
-
-// plus is a + b or, if that is too large a number, the largest.
-func plus(a, b int64) int64 {
-	if b > math.MaxInt64-a {
-		return math.MaxInt64
-	}
-	return a + b
-}
-
-// has returns ErrExceedsLimit if the key's limit has fewer than n tokens. If memory shows a
-// smaller limit, or none after a refusal, the function of WithLimits says.
-func (l *Limiter) has(name string, n int64, refused bool) (err error) {
-	limit := backend.Limit(l.limit)
-	if l.limits != nil {
-		k := l.env.Get(name)
-		if k == nil && !refused || k != nil && n <= k.Limit.Load().Tokens {
-			return nil
-		}
-		if limit, err = l.limitOf(name); err != nil {
-			return err
-		}
-	}
-	if n > limit.Tokens && key.PlanOf(limit) == key.Counted && !limit.Shadow {
-		return ErrExceedsLimit
-	}
-	return nil
-}
-
 // wait is in line for one limit at a time, the one that refused last, and asks the others
 // when that limit has charged.
 func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResult, error) {
@@ -297,6 +243,9 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 				return GroupResult{}, err
 			}
 		}
+		if _, err := g.validate(cost, keys); err != nil { // a limit was lowered
+			return GroupResult{}, err
+		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))
 		if waited != nil {
@@ -307,19 +256,6 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 		r, err = g.ask(ctx, cost, r, keys)
 	}
 	return r, err
-}
-
-// refuses reports, before anything is spent, whether memory shows that the key is exhausted.
-func (l *Limiter) refuses(r *Result, name string, n int64) bool {
-	k := l.env.Get(name)
-	if k == nil {
-		return false
-	}
-	w, now := k.Lease.Load(), l.env.Clock.Now()
-	if k.Limit.Load().Shadow || !w.Alive(now) || w.Stock.Load() >= n {
-		return false
-	}
-	return l.refuse(r, k, w, now, n)
 }
 
 // ask asks the limits that have not answered from memory yet. The fetches, and the calls of
@@ -341,7 +277,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 		switch {
 		case results[i].Allowed:
 			continue
-		case cost.free(i):
+		case cost.of(i) == 0:
 			results[i] = l.glance(keys[i])
 			continue
 		}
@@ -373,7 +309,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 		if errs[i] != nil {
 			return GroupResult{Limiter: i}, errs[i]
 		}
-		return g.refusal(r, cost, keys)
+		return g.refusal(r, keys), nil
 	}
 	decided = true
 	return g.allowed(r, keys), nil

@@ -157,6 +157,36 @@ func (l *Limiter) refuse(r *Result, k *key.Key, w *tokens.Lease, now, n int64) b
 	return true
 }
 
+// refuses is refuse before anything is spent: not if k, which may be nil, has stock or lets the request pass.
+func (l *Limiter) refuses(r *Result, k *key.Key, n int64) bool {
+	if k == nil || k.Limit.Load().Shadow {
+		return false
+	}
+	w, now := k.Lease.Load(), l.env.Clock.Now()
+	return w.Alive(now) && w.Stock.Load() < n && l.refuse(r, k, w, now, n)
+}
+
+// glance returns what memory shows of a limit that was not asked. It is not to be settled.
+func (l *Limiter) glance(name string) (r Result) {
+	r.Allowed, r.free = true, true
+	if l.validateKey(name) != nil { // such a limit may have any key
+		return r
+	}
+	k := l.env.Get(name)
+	if k == nil {
+		if limit, err := (caller{l}).Limit(name); err == nil {
+			r.Limit, r.Window = limit.Tokens, limit.Window
+		}
+		return r
+	}
+	t, w := k.Limit.Load(), k.Lease.Load()
+	r.Limit, r.Window = t.Tokens, t.Window
+	if w.Alive(l.env.Clock.Now()) {
+		r.Remaining, r.Reset = min(w.Remaining.Load()+w.Stock.Load(), t.Tokens), w.Window.Time()
+	}
+	return r
+}
+
 // pass lets a refused request pass, because its limit is in shadow.
 func (l *Limiter) pass(r *Result) {
 	r.Allowed, r.RetryAfter = true, 0
@@ -230,7 +260,7 @@ func (l *Limiter) find(name string, state bool) (*key.Key, backend.Limit, error)
 	if l.env.Closed.Load() {
 		return nil, backend.Limit{}, ErrClosed
 	}
-	limit, err := l.limitOf(name)
+	limit, err := (caller{l}).Limit(name)
 	if err != nil || !state || key.PlanOf(limit) != key.Counted {
 		return nil, limit, err
 	}
@@ -307,7 +337,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if err := l.usable(ctx, key); err != nil {
 		return Result{}, err
 	}
-	limit, err := l.limitOf(key)
+	limit, err := (caller{l}).Limit(key)
 	if err != nil {
 		return Result{}, err
 	}
@@ -431,7 +461,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if err := l.usable(ctx, key); err != nil {
 		return err
 	}
-	limit, err := l.limitOf(key)
+	limit, err := (caller{l}).Limit(key)
 	if err != nil {
 		return err
 	}

@@ -200,26 +200,23 @@ func perPeriod(tokens int64, about time.Duration, p backend.Period, zone *time.L
 	return Limit{Tokens: tokens, Window: about, Calendar: backend.Calendar{Period: p, Zone: zone}}
 }
 
-// limitOf returns the limit that the key has now, for the window that is open now. It is the one place that asks WithLimits' function.
+// Limit returns the limit that the key has now, for the window that is open now. It is the one place that asks WithLimits' function.
 // If that has returned a block, it tells the key's state at once.
-func (l *Limiter) limitOf(name string) (backend.Limit, error) {
-	if l.limits == nil { // New has validated it
-		return backend.Limit(l.limit).At(time.Now()), nil
+func (c caller) Limit(name string) (backend.Limit, error) {
+	if c.l.limits == nil { // New has validated it
+		return backend.Limit(c.l.limit).At(time.Now()), nil
 	}
-	limit := l.limits(name)
+	limit := c.l.limits(name)
 	if err := limit.validate(); err != nil {
 		return backend.Limit{}, err
 	}
 	if limit.Tokens == key.BlockTokens {
-		if k := l.env.Find(name); k != nil {
+		if k := c.l.env.Find(name); k != nil {
 			k.Relimit(backend.Limit(limit))
 		}
 	}
 	return backend.Limit(limit).At(time.Now()), nil
 }
-
-// Limit is limitOf.
-func (c caller) Limit(key string) (backend.Limit, error) { return c.l.limitOf(key) }
 
 // validate accepts special limits too.
 func (l Limit) validate() error {
