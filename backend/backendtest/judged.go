@@ -119,7 +119,7 @@ func (p *judged) step() {
 		}
 	case n < 72:
 		if c.Refundable(limit, now) {
-			p.ok("a refund", c.Refund(limit, &p.log, who))
+			p.ok("a refund", c.Refund(limit, &p.log, who, now))
 		}
 	case n < 76:
 		if c.MayDeclare(now) {
@@ -165,7 +165,7 @@ func (p *judged) state(who int, want int64) {
 	q := c.Ask(p.calls, p.key, c.name, want, p.time())
 	q.Exact, q.Need, q.Pace, q.Idle, q.Deaf = p.rnd.IntN(2) == 0, p.tokens(want), p.tokens(p.calls.Tokens), c.Held, p.rnd.IntN(2) == 0
 	if p.calls.Rolls {
-		q.After, q.Within = pick(p.random, 0, c.Buckets.Last()), pick(p.random, 0, p.calls.Window/20, p.calls.Window)
+		q.After, q.Within = pick(p.random, 0, c.Account.Ring.Last()), pick(p.random, 0, p.calls.Window/20, p.calls.Window)
 	} else if p.rnd.IntN(9) == 0 { // its clock is ahead, or behind
 		q.Begin, q.End = hand.Period(p.calls, p.time()+pick[int64](p.random, 1, -1)*p.calls.Window.Microseconds())
 	}

@@ -99,7 +99,7 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
 	k.env, k.node, k.shard = e, n, s
 	s.keys.Add(1)
-	k.Init(limit, e.lives.Add(1))
+	k.Account.Begin(limit, e.lives.Add(1))
 	if k.Limit.Store(&e.Limit); limit != e.Limit { // or a calendar's window has another length
 		k.Limit.Store(&limit)
 	}

@@ -88,8 +88,12 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		q.Idle = k.free()
 	}
 	q.Waited, q.GaveUp = u.denial.Waited(now)
-	if k.State(&q, now); k.Rolls() {
-		q.Runs, q.Pace = false, u.demand.Pace(l, now, k.demanded())
+	var of backend.Window
+	if w != nil {
+		of, q.Runs = w.Window, w.Alive(now) && !l.Rolls
+	}
+	if k.Account.State(&q, of); l.Rolls {
+		q.Pace = u.demand.Pace(l, now, k.demanded())
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Renew {
 			_, q.After = k.Last()
@@ -114,7 +118,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		t := k.sizes(now)
 		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.free(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
 		q.Want, q.Exact, q.Run, f.Reason = o.Want, o.Exact, o.Run, o.Reason
-		if why == next.Probe && k.Rolls() { // nobody waits, so no tokens that come later are promised
+		if why == next.Probe && k.Limit.Load().Rolls { // nobody waits, so no tokens that come later are promised
 			q.Want, q.Need, q.Least, q.Exact = q.Need, 0, 0, true
 		}
 	}
@@ -264,7 +268,7 @@ const fewUses = 3
 // apply applies the reply to f: the account as the store has it, and a grant; what others hold idle; and what to expect of the rest of the
 // window. It reports whether callers in line wait for tokens that the store has called.
 func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
-	k, q, rolls := f.k, &f.Req, f.k.Rolls()
+	k, q, rolls := f.k, &f.Req, f.k.Limit.Load().Rolls
 	u, was, spent, l := k.use, k.Lease.Load(), k.Spent(), *k.Limit.Load()
 	k.replyLost = false
 	u.backoff, u.pause, u.rejected, u.void = 0, 0, false, false
@@ -291,10 +295,10 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if u.denial.State == denial.Denied {
 		rest = was.Remaining.Load()
 	}
-	m := k.Apply(q, r, c.Sent, now)
-	k.env.Counts.Move(m.Moved)
+	m, entered := k.Apply(q, r, c.Sent, now)
+	k.env.Counts.Move(m)
 	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-r.Grant)
-	if m.Window {
+	if entered {
 		k.short, k.clients, rest = false, k.reported, -1
 		if u.demand != nil {
 			u.demand.Observe(l.Window, now, spent, int64(k.largest.Swap(0)))
@@ -308,7 +312,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if rolls {
 		k.clients = k.reported
 	}
-	if q.Leaving && k.phase == leaving && !k.Outstanding() { // nothing went back after the statement
+	if debt, back := k.Account.Unconfirmed(); q.Leaving && k.phase == leaving && debt+back == 0 { // nothing went back after the statement
 		k.phase = left
 	}
 	w := k.Lease.Load()

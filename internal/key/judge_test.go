@@ -91,7 +91,8 @@ func (w *world) judge() error {
 		c := &p.env.Counts
 		spent, held := c.Spent.Load(), int64(0)
 		for _, k := range p.keys {
-			spent, held = spent+k.Spent(), held+k.Held()+k.Unconfirmed()
+			_, back := k.Account.Unconfirmed()
+			spent, held = spent+k.Spent(), held+k.Held()+back
 		}
 		in, out := c.Taken.Load()+c.Refunded.Load(), spent+c.Returned.Load()+c.Expired.Load()+held
 		if in != out {

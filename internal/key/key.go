@@ -154,7 +154,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	// Expire. Not after the change, which must not spend what is over.
 	moved, turned := k.Expire(now, u.fetch != nil)
 	k.env.Counts.Move(moved)
-	if u.denial.State == denial.Denied && k.Rolls() && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
+	if u.denial.State == denial.Denied && k.Limit.Load().Rolls && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
 		u.denial.Open()
 		k.Lease.Load().Remaining.Add(1)
 		turned = true
@@ -169,7 +169,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		return nil
 	}
 
-	if k.Rolls() && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
+	if k.Limit.Load().Rolls && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
 		did.probe = u.line.Rests.N
 	}
 
@@ -228,7 +228,7 @@ func (k *machine) keep() *use {
 		return u
 	}
 	limit := *k.Limit.Load()
-	u.demand = demand.New(k.Balance(), k.first)
+	u.demand = demand.New(k.Account.Balance, k.first)
 	u.spread = spread(limit.Window)
 	u.surplus.Believes(k.free())
 	if w := k.Lease.Load(); w != nil && k.first != 0 { // it was read once, at k.first
@@ -251,7 +251,7 @@ func (k *machine) observe(now int64) {
 // demanded is by what the demand is estimated: the tokens spent. Of a rolling limit those that were refused count, too, because callers
 // are refused for a part of each bucket.
 func (k *machine) demanded() int64 {
-	if k.Rolls() {
+	if k.Limit.Load().Rolls {
 		return k.Spent() + k.Refusals.Load()
 	}
 	return k.Spent()
@@ -272,7 +272,7 @@ func (k *machine) publish() {
 		if k.env.ByKey { // so must one now and then, to ask whether the limit was raised
 			until = min(until, u.denial.Recheck)
 		}
-		if k.Rolls() { // or a probe would put off what a refusal has said
+		if k.Limit.Load().Rolls { // or a probe would put off what a refusal has said
 			until = min(until, k.Lease.Load().Reset.Load())
 		}
 	}
@@ -300,7 +300,7 @@ func (k *machine) sizes(now int64) demand.Terms {
 	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
 	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
 	switch t.Open = w.Alive(now); {
-	case k.Rolls():
+	case k.Limit.Load().Rolls:
 		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
 	case t.Open:
 		t.Left, t.Passed = time.Duration(w.Deadline.Load()-now), l.Window-time.Duration(w.Latest-now)
@@ -313,7 +313,7 @@ func bucket(window time.Duration) time.Duration { return window / backend.Bucket
 
 // facts returns all facts of the key on which its next call depends.
 func (k *machine) facts(now int64, did effect) next.Facts {
-	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Rolls()
+	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
@@ -337,17 +337,18 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
 	f.Ending = u.unserved > 0 && !f.Alive && !w.Doubted()
-	keeps := k.Keeps(now)
-	if keeps && k.Unpaid() > 0 {
+	keeps := now < k.Until()
+	debt, returned := k.Account.Unconfirmed()
+	if keeps && debt > 0 {
 		f.Charge = max(u.charge, 1)
 	}
-	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && k.Unconfirmed() > 0
+	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && returned > 0
 	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
 	// What lies idle. What is unspent of a rolling limit's bucket that is over goes along with the next statement, if the store knows of it.
 	back := int64(0)
 	if rolls {
-		back = k.Unconfirmed()
+		back = returned
 	}
 	switch stock := w.Stock.Load(); {
 	case k.phase >= leaving || k.env.Direct:
@@ -394,7 +395,7 @@ func (k *machine) outlasts(now int64) (n, at int64) {
 	}
 	u.surplus.Again(now)
 	lasts := t.Limit.Window
-	if !k.Rolls() {
+	if !k.Limit.Load().Rolls {
 		lasts = u.demand.Lasts(t.Limit.Window, t.Passed, t.Open)
 	}
 	soon := u.demand.Soon(t.Limit.Window, max(min(lasts, t.Left), pause), now, k.demanded())
@@ -420,7 +421,7 @@ func (k *machine) serve(now int64, fresh bool) {
 	if w.Alive(now) {
 		k.Reserve()
 		hand = k.Reserved
-		if until := u.denial.Until; fresh || until != 0 && (now < until || k.Rolls() && now < w.Reset.Load()) {
+		if until := u.denial.Until; fresh || until != 0 && (now < until || k.Limit.Load().Rolls && now < w.Reset.Load()) {
 			rest, to = w.Remaining.Load(), waiters.Windows{Next: max(w.Reset.Load(), now+1), Length: int64(l.Window), Tokens: l.Tokens}
 		}
 	}
@@ -461,12 +462,12 @@ const exhaustedTimes = 4
 // tokens count no more.
 func (k *machine) deny(now int64, times time.Duration) {
 	u, w, window := k.keep(), k.Lease.Load(), k.Limit.Load().Window
-	if !u.demand.IsExhausted() && !k.Rolls() {
+	if !u.demand.IsExhausted() && !k.Limit.Load().Rolls {
 		k.observe(now)
 		u.demand.Exhausted(now)
 	}
 	ends, mean := w.Latest, times*window/denial.Times
-	if k.Rolls() {
+	if k.Limit.Load().Rolls {
 		ends, mean = max(w.Reset.Load(), now+1)-u.trip-tokens.Rounding, times*window/rareTimes
 	}
 	clients := time.Duration(max(k.clients, 1)) // times a year they overflow

@@ -15,7 +15,7 @@ import (
 // Hear is the event of a message about the key.
 func (k *Key) Hear(m backend.Message) {
 	k.event(func(now int64) effect {
-		w, u, rolls := k.Lease.Load(), k.use, k.Rolls()
+		w, u, rolls := k.Lease.Load(), k.use, k.Limit.Load().Rolls
 		current := w != nil && (w.Window == m.Window || rolls)
 		switch {
 		case k.phase == retired || m.Counter != k.Limit.Load().Counter():
@@ -191,18 +191,18 @@ func (k *machine) leave(now int64) {
 // share the key and space their probes by the number of clients.
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
-	if !k.Keeps(now) && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
+	if now >= k.Until() && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
 		failed := k.use.failedAt
 		recently := failed != 0 && now-failed < 2*int64(k.Limit.Load().Window)+2e9
 		return k.replyLost && (closed || recently)
 	}
-	return k.Held() > 0 || k.Outstanding() || k.replyLost || k.clients > 1 || closed && k.Charged()
+	return !k.Empty() || k.replyLost || k.clients > 1 || closed && k.Account.Mine > 0
 }
 
 // hasLeft reports whether the key, which is idle, is needed no more.
 func (k *machine) hasLeft(now int64) bool {
 	w := k.Lease.Load()
-	holds := (k.Keeps(now) || w.Doubted() && !w.Over(now)) && (k.Held() > 0 || k.Outstanding())
+	holds := (now < k.Until() || w.Doubted() && !w.Over(now)) && !k.Empty()
 	busy := k.use.fetch != nil || k.use.line.Len > 0
 	return k.phase >= leaving && !busy && !holds && !(k.phase == leaving && k.needsLast(now))
 }
@@ -221,7 +221,7 @@ func (k *Key) Retire(ifLeft bool) {
 				k.use.timer.Stop()
 			}
 			e.Counts.Move(k.Leave())
-			e.Counts.Spent.Add(k.Balance())
+			e.Counts.Spent.Add(k.Account.Balance)
 			e.Counts.Denied.Add(k.Refusals.Load())
 			k.phase = retired
 			k.shard.keys.Add(-1)
@@ -307,9 +307,10 @@ type Figures struct {
 func (k *Key) Figures() (f Figures, ok bool) {
 	k.event(func(now int64) effect {
 		f = Figures{
-			Spent: k.Spent(), Denied: k.Refusals.Load(), Held: k.Held(), Returning: k.Unconfirmed(), Debt: k.Unpaid(),
+			Spent: k.Spent(), Denied: k.Refusals.Load(), Held: k.Held(),
 			Parted: k.parted, Exhausted: k.use.denial.State == denial.Denied,
 		}
+		f.Debt, f.Returning = k.Account.Unconfirmed()
 		if w := k.Lease.Load(); w.Alive(now) {
 			f.Window = w.Window
 		}

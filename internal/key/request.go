@@ -239,14 +239,14 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 			return unchanged
 		}
 		w := k.Lease.Load()
-		if !k.Keeps(now) { // no statement would be in time
+		if now >= k.Until() { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
 		}
-		was := k.Unpaid() > 0
+		was, _ := k.Account.Unconfirmed()
 		debt := k.Tokens.Overrun(n, now)
 		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
-		if debt > 0 && !was {
+		if debt > 0 && was == 0 {
 			k.keep().charge = k.chargeAt(now)
 		}
 		return effect{changed: w.ClaimReorder(w.Stock.Load()) || debt > 0}
@@ -260,7 +260,7 @@ const chargePart = 20
 // chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
 func (k *machine) chargeAt(now int64) int64 {
 	at := now + int64(k.Limit.Load().Window)/chargePart
-	if !k.Rolls() {
+	if !k.Limit.Load().Rolls {
 		at = min(at, k.Lease.Load().Deadline.Load()-2*int64(k.shard.Lead()))
 	}
 	return at
@@ -315,7 +315,7 @@ func (k *machine) shareAt(now int64) *share {
 		return s
 	}
 	*s = share{length: l.Window}
-	if !w.Over(now) && l.Calendar.Period == 0 && !k.Rolls() {
+	if !w.Over(now) && l.Calendar.Period == 0 && !k.Limit.Load().Rolls {
 		s.window, s.end = w.Window, w.Latest
 	} else {
 		end := l.Ends(time.Now()) // of a calendar, more exactly than an old reading

@@ -646,7 +646,7 @@ func (w *world) overrun(who int) {
 		}
 	case p.env.Counts.Overdrawn.Load() == over:
 		s.log.Declare(w.us(), who, name, 1)
-		s.stays = s.stays || k.Rolls()
+		s.stays = s.stays || k.Limit.Load().Rolls
 	}
 }
 

@@ -39,13 +39,16 @@ func (c *client) Take(q *backend.Statement, r *backend.Reply) (counts, kept bool
 	if q.Seq != c.seq || !c.inFlight || r.Void || r.Astray {
 		return false, false
 	}
-	c.Apply(q, r, c.held)
+	_, c.held = c.Apply(q, r, c.held, 0, 0)
 	c.window, c.inFlight = r.Window, false
-	return true, tokens.Keeps(q, r)
+	return true, r.Window == q.Window || r.Mine > r.Grant
 }
 
 // Settled reports whether the store has confirmed all that the account says.
-func (c *client) Settled() bool { return !c.Outstanding() && !c.inFlight }
+func (c *client) Settled() bool {
+	debt, back := c.Unconfirmed()
+	return debt+back == 0 && !c.inFlight
+}
 
 // message is a statement at the store or a reply on its way back.
 type message struct {
@@ -110,7 +113,7 @@ func (w *world) newcomer() *client {
 	if w.control == "limiter" {
 		c.name = fmt.Sprintf("p%d.1", w.names/2)
 	}
-	c.Begin(1)
+	c.Begin(backend.Limit{}, 1)
 	return c
 }
 
@@ -195,9 +198,8 @@ func (w *world) take(m message) {
 		return
 	}
 	if !kept {
-		c.held, c.spent = 0, 0
+		c.spent = 0
 	}
-	c.held += m.r.Grant
 	sent := c.sent
 	if w.control == "sending" {
 		sent = w.clockOf(c)
@@ -213,7 +215,7 @@ func (w *world) begin(c *client) {
 	if w.control != "life" {
 		c.life++
 	}
-	c.Begin(c.life)
+	c.Begin(backend.Limit{}, c.life)
 	c.window, c.spent, c.deadline, c.inFlight = backend.Window{}, 0, 0, false
 }
 
@@ -238,8 +240,8 @@ func (w *world) step() {
 		}
 	case 7:
 		n := w.some(c.held)
+		c.Return(n, c.held)
 		c.held -= n
-		c.Return(n)
 		w.send(c, 0)
 	case 8: // a refund
 		if n := w.some(c.spent); w.clockOf(c) < c.deadline {
@@ -248,7 +250,7 @@ func (w *world) step() {
 		}
 	case 9:
 		if w.control == "confirm" {
-			c.Return(c.held)
+			c.Return(c.held, c.held)
 			c.held = 0
 			w.send(c, 0)
 			w.begin(c)
@@ -258,7 +260,7 @@ func (w *world) step() {
 	case 10: // used above a charge
 		if n := w.some(2) * w.some(1); w.overdraw && c.window.End != 0 {
 			c.spent += n
-			c.Declare(n)
+			c.Declare(n, 0)
 			w.overdrawn[c.window] += n
 		}
 	case 11: // without an account
@@ -272,7 +274,7 @@ func (w *world) step() {
 			}
 		}
 	}
-	if c.Used(c.held) != c.spent {
+	if debt, _ := c.Unconfirmed(); c.InUse(c.held-debt) != c.spent {
 		w.wrong = "the account is not what is held and spent"
 	}
 }

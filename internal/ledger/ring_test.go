@@ -24,7 +24,7 @@ type result struct{ spend, bucket, n, gen, life int64 }
 
 // roller is one limiter.
 type roller struct {
-	tokens.Buckets
+	tokens.Account
 	name      string
 	life, gen int64
 	held      int64
@@ -98,9 +98,9 @@ func (w *roll) begin(c *roller) {
 
 // let makes the lease anew.
 func (w *roll) let(c *roller) {
-	c.held -= c.Expire(c.held, w.clockOf(c)*1000)
-	if c.lease = c.First(); c.lease > 0 {
-		c.deadline = c.Deadline(c.lease) / 1000
+	_, c.held = c.Expire(c.held, w.clockOf(c)*1000)
+	if c.lease = c.Ring.First(); c.lease > 0 {
+		c.deadline = c.Ring.Deadline(c.lease) / 1000
 	}
 }
 
@@ -113,9 +113,9 @@ func (w *roll) send(c *roller, want int64) {
 	q.Exact, q.Waited, q.Leaving, q.Deaf = w.chance(.3), w.chance(.3), want == 0 && w.chance(.3), w.chance(.1)
 	q.Within = time.Duration(w.some(w.us/2)*w.some(1)) * time.Microsecond
 	if w.chance(.5) {
-		q.After = c.Last()
+		q.After = c.Ring.Last()
 	}
-	c.State(&q)
+	c.State(&q, backend.Window{Gen: c.gen})
 	c.seq, c.sent, c.inFlight = q.Seq, w.clockOf(c), true
 	l := letter{at: w.now + w.late(), to: c, life: c.life, q: q}
 	if !w.chance(w.lose) {
@@ -188,11 +188,10 @@ func (w *roll) take(l letter) {
 	if w.control == "sending" {
 		sent = w.clockOf(c)
 	}
-	c.Apply(&l.q, &l.r, c.held, sent*1000, w.clockOf(c)*1000)
+	_, c.held = c.Apply(&l.q, &l.r, c.held, sent*1000, w.clockOf(c)*1000)
 	if gen != c.gen {
-		c.held, c.gen, c.results = 0, gen, nil
+		c.gen, c.results = gen, nil
 	}
-	c.held += l.r.Grant
 	c.inFlight = false
 	w.let(c)
 }
@@ -227,8 +226,8 @@ func (w *roll) step() {
 		}
 	case n == 14:
 		n := w.some(c.held)
+		c.Return(n, c.held)
 		c.held -= n
-		c.Return(n, c.held+n)
 		w.let(c)
 		w.send(c, 0)
 	case n == 15:
@@ -238,10 +237,10 @@ func (w *roll) step() {
 			w.refund(c, w.IntN(len(c.results)))
 		}
 	case n == 18:
-		if bucket := c.Now(w.clockOf(c) * 1000); w.debt && bucket > 0 {
+		if now := w.clockOf(c) * 1000; w.debt && c.Ring.Now(now) > 0 {
 			w.happened["debt"]++
 			w.whole = false
-			c.Declare(1, bucket)
+			c.Declare(1, now)
 		}
 	case n == 19:
 		n := 1 + w.some(min(w.limit.Tokens, 3)-1)
@@ -276,12 +275,13 @@ func (w *roll) refund(c *roller, i int) {
 	if w.control == "its own bucket" {
 		number = c.lease
 	}
-	stock, back := c.Refund(n, number, c.lease, c.held)
-	c.held += stock
-	r.n -= stock + back
-	w.spends[r.spend].n -= stock + back
-	w.happened["refunded to the stock"] += int(stock)
-	w.happened["refunded to the store"] += int(back)
+	got := c.Refund(n, number, c.held, true, w.clockOf(c)*1000)
+	c.held += got.Stock
+	r.n -= got.Stock + got.Back
+	w.spends[r.spend].n -= got.Stock + got.Back
+	w.happened["refunded to the stock"] += int(got.Stock)
+	w.happened["refunded to the store"] += int(got.Back)
+	w.let(c)
 }
 
 // most is the most tokens of one generation that were spent in an interval.

@@ -5,34 +5,208 @@ import (
 	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
-// Account is one limiter's account of one key. Call Begin first. It is
-// not safe for concurrent use; the owner's lock guards it.
+// Account is one limiter's account of one key. Call Begin first. It is not safe for concurrent use: the owner's lock guards it, and only
+// its methods write it.
+//
+// The sums are kept alike for all limits. Where the tokens of a rolling limit are charged, Ring knows; those of a fixed limit are all
+// charged in one window. A method that takes held gets what the process holds, and so learns what was spent since.
 //
 // Most of a million keys are used once, so the fields that few keys need are in open.
 type Account struct {
-	life, seq int64
-	mine      int64 // charged in the window, as the last reply says
-	used      int64 // charged to everybody at that reply
-	balance   int64 // tokens held, spent or unconfirmed
-	open      *open // nil = nothing is outstanding
+	Balance   int64 // tokens held, spent or given back and not confirmed, over the account's life
+	Mine      int64 // tokens charged in the window, or in buckets that count, by the last reply; confirmed debt only in a window
+	Ring      *Ring // the buckets of a rolling limit; nil = the limit is fixed
+	life, seq int64 // of the last statement
+	used      int64 // tokens charged to everybody in the window at that reply
+	open      *open // nil = all is zero
 }
 
-// open holds what no reply has confirmed, and what has expired in the window.
+// open holds what no reply has confirmed, and what else few accounts need.
 type open struct {
 	debt, back         int64 // used without a grant, and given back
 	saidDebt, saidBack int64 // the parts of them that the last statement has said
-	expired            int64 // unused, because the window is over
+	expired            int64 // tokens of Mine that were not used, because the window is over
 
 	carried backend.Window // the window before, if what was charged in it counts in the present one
 }
 
-// Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is
-// debt that was charged above the limit, or that did not reach the store in time. Settled were used, and count no more, but
-// their requests may still be settled.
+// Moved is how many tokens an event has moved, for the limiter's counts. Overdrawn is debt that was charged above the limit, or
+// that did not reach the store in time. Settled were used, and count no more, but their requests may still be settled.
 type Moved struct{ Taken, Returned, Expired, Overdrawn, Settled int64 }
 
+// Refunded is what has become of tokens that a request has not used.
+type Refunded struct {
+	Stock int64 // may be spent again
+	Back  int64 // are on their way to the store
+	Paid  int64 // have paid for debt, so they are spent again
+}
+
 // Begin begins a life, which must have a higher number than all lives of this limiter before it.
-func (a *Account) Begin(life int64) { *a = Account{life: life} }
+func (a *Account) Begin(limit backend.Limit, life int64) {
+	if *a = (Account{life: life}); limit.Rolls {
+		a.Ring = &Ring{window: limit.Window}
+	}
+}
+
+// State writes the account into q, which is about to be sent, and which is about the window w. Replies to earlier statements count no
+// more.
+func (a *Account) State(q *backend.Statement, w backend.Window) {
+	a.seq++
+	q.Life, q.Seq, q.Window = a.life, a.seq, a.name(w)
+	o := a.open
+	if o != nil {
+		o.saidDebt, o.saidBack = o.debt, o.back
+	}
+	switch {
+	case a.Ring != nil:
+		a.Ring.state(q)
+		return
+	case o != nil:
+		q.Change = o.debt - o.back
+	}
+	q.Mine, q.Used = a.Mine, a.used
+}
+
+// Apply applies the reply r to q, the last statement, which was sent at sent, and is neither void nor astray. It returns what is held
+// afterwards, with the grant.
+func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held, sent, now int64) (m Moved, left int64) {
+	// What is held and spent belongs to the reply's window if that is the same, or the store has carried it over. Otherwise q's
+	// window is over or void.
+	kept := a.name(r.Window) == q.Window || r.Mine > r.Grant
+	if o := a.open; !kept {
+		m, held = a.Leave(held), 0
+	} else if o != nil {
+		m.Taken, m.Returned = o.saidDebt, o.saidBack
+		m.Overdrawn = min(m.Taken, max(r.Used-r.Grant-q.Limit.Tokens, 0))
+		o.debt, o.back, o.saidDebt, o.saidBack = o.debt-o.saidDebt, o.back-o.saidBack, 0, 0
+		a.Balance += m.Taken - m.Returned
+	}
+	if kept && a.name(r.Window) != q.Window {
+		a.makeOpen().carried = q.Window
+	}
+	a.Mine, a.used = r.Mine, r.Used
+	if a.Ring != nil { // some buckets count no more
+		gone, charged := a.Ring.apply(q, r, held, sent, now)
+		if a.Mine, held = charged, held-gone.held; gone.debt+gone.back > 0 {
+			a.open.debt, a.open.back = a.open.debt-gone.debt, a.open.back-gone.back
+		}
+		m.Expired, m.Overdrawn, m.Settled = m.Expired+gone.held+gone.back, m.Overdrawn+gone.debt, m.Settled+gone.used+gone.debt
+		a.Balance -= gone.held + gone.back
+	}
+	m.Taken += r.Grant
+	a.Balance += r.Grant
+	if a.open != nil && *a.open == (open{}) {
+		a.open = nil
+	}
+	a.check(held + r.Grant)
+	return m, held + r.Grant
+}
+
+// Leave drops all that is about the window, which is over or void, or the account ends without a reply: what is held or has gone back
+// in vain expires, and debt must not be charged to a later window.
+func (a *Account) Leave(held int64) (m Moved) {
+	debt, back := a.Unconfirmed()
+	m.Expired, m.Overdrawn, m.Settled = held+back, debt, a.InUse(held-debt)
+	a.Balance -= m.Expired
+	if a.Mine, a.used, a.open = 0, 0, nil; a.Ring != nil {
+		a.Ring.list = nil
+	}
+	return m
+}
+
+// Expire ends what is held of a window or of buckets that are over, and returns what is held still. Tokens of a bucket
+// go back to it, because it counts for longer. Those of a window have expired, and debt has reached no store in time.
+func (a *Account) Expire(held, now int64) (m Moved, left int64) {
+	if a.Ring != nil {
+		n := a.Ring.expire(held, now)
+		if n > 0 {
+			a.makeOpen().back += n
+		}
+		a.check(held - n)
+		return m, held - n
+	}
+	if held > 0 {
+		a.makeOpen().expired += held
+		a.Balance -= held
+	}
+	if o := a.open; o != nil {
+		m.Overdrawn, o.debt, o.saidDebt = o.debt, 0, 0
+	}
+	m.Expired = held
+	return m, 0
+}
+
+// Return gives back n of the tokens held, of the last buckets. They count as held until the store has confirmed a statement that
+// says so.
+func (a *Account) Return(n, held int64) {
+	if a.makeOpen().back += n; a.Ring != nil {
+		a.Ring.giveBack(n, held)
+	}
+	a.check(held - n)
+}
+
+// Declare adds n tokens of debt, which were used without a grant.
+func (a *Account) Declare(n, now int64) {
+	o := a.makeOpen()
+	n = min(n, backend.MaxTokens-o.debt)
+	if o.debt += n; a.Ring != nil {
+		a.Ring.bucket(a.Ring.Now(now)).debt += n
+	}
+}
+
+// Refund takes back up to n tokens that were spent under a lease of the bucket, or in the window. No more goes back than requests have
+// used, so that a charge that is refunded again and again creates no tokens. Those of a window first pay for debt that no statement has
+// said. Unless they may be spent again, all go back to the store. What counts no more does not.
+func (a *Account) Refund(n, bucket, held int64, spend bool, now int64) (r Refunded) {
+	n = min(n, a.InUse(held))
+	if a.Ring != nil {
+		r.Stock, r.Back = a.Ring.refund(n, bucket, held, spend, now)
+	} else {
+		if o := a.open; o != nil {
+			r.Paid = min(n, o.debt-o.saidDebt)
+			o.debt -= r.Paid
+		}
+		if r.Stock = n - r.Paid; !spend {
+			r.Stock, r.Back = 0, r.Stock
+		}
+	}
+	if a.Balance += r.Stock + r.Back + r.Paid; r.Back > 0 {
+		a.makeOpen().back += r.Back
+	}
+	a.check(held + r.Stock)
+	return r
+}
+
+// Unconfirmed is what the store has not confirmed: the debt, and how many tokens have gone back.
+func (a *Account) Unconfirmed() (debt, back int64) {
+	if a.open == nil {
+		return 0, 0
+	}
+	return a.open.debt, a.open.back
+}
+
+// Has reports whether what was charged in w counts in the present window: it is the same, or was carried into it.
+func (a *Account) Has(w, present backend.Window) bool {
+	return a.name(w) == a.name(present) || a.open != nil && a.open.carried == w && w.End != 0
+}
+
+// name is what tells windows apart. A rolling limit has none that ends, so each Reset begins one.
+func (a *Account) name(w backend.Window) backend.Window {
+	if a.Ring != nil {
+		w.End = 0
+	}
+	return w
+}
+
+// InUse is how many of the tokens charged in the window, or in buckets that count, are spent. Debt that no reply has confirmed is not
+// charged.
+func (a *Account) InUse(held int64) int64 {
+	in := a.Mine - held
+	if a.open != nil {
+		in -= a.open.back + a.open.expired
+	}
+	return max(in, 0)
+}
 
 func (a *Account) makeOpen() *open {
 	if a.open == nil {
@@ -41,144 +215,19 @@ func (a *Account) makeOpen() *open {
 	return a.open
 }
 
-// State writes the account into q, which is about to be sent, and which is about the window w. Replies to earlier
-// statements count no more.
-func (a *Account) State(q *backend.Statement, w backend.Window) {
-	a.seq++
-	q.Life, q.Seq, q.Window, q.Mine, q.Used = a.life, a.seq, w, a.mine, a.used
-	if o := a.open; o != nil {
-		q.Change = o.debt - o.back
-		o.saidDebt, o.saidBack = o.debt, o.back
-	}
-}
-
-// Keeps reports whether what is held and spent in q's window belongs to the window of the reply r: it is the same, or the
-// store has carried it over. Otherwise that window is over or void.
-func Keeps(q *backend.Statement, r *backend.Reply) bool {
-	return r.Window == q.Window || r.Mine > r.Grant
-}
-
-// Apply applies the reply r to q, the last statement, which is neither void nor astray. held is what the process holds in q's
-// window; unless r keeps it, it expires. Afterwards the balance includes the grant.
-func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held int64) (m Moved) {
-	kept := Keeps(q, r)
-	if !kept {
-		m = a.lose(held)
-	} else if o := a.open; o != nil {
-		m.Taken, m.Returned = o.saidDebt, o.saidBack
-		m.Overdrawn = min(m.Taken, max(r.Used-r.Grant-q.Limit.Tokens, 0))
-		o.debt, o.back, o.saidDebt, o.saidBack = o.debt-o.saidDebt, o.back-o.saidBack, 0, 0
-		if a.balance += m.Taken - m.Returned; *o == (open{}) {
-			a.open = nil
-		}
-	}
-	if kept && r.Window != q.Window {
-		a.makeOpen().carried = q.Window
-	}
-	m.Taken += r.Grant
-	a.balance += r.Grant
-	a.mine, a.used = r.Mine, r.Used
-	a.check()
-	return m
-}
-
-// lose drops all that is about the window, which is over or void: what is held or has gone back in vain expires, and debt must
-// not be charged to a later window.
-func (a *Account) lose(held int64) (m Moved) {
-	m.Expired, m.Overdrawn, m.Settled = held+a.Unconfirmed(), a.Unpaid(), a.Used(held)
-	a.balance -= m.Expired
-	a.mine, a.used, a.open = 0, 0, nil
-	return m
-}
-
-// Expire records that n tokens, which are held no more, have expired with their window.
-func (a *Account) Expire(n int64) Moved {
-	if a.balance -= n; n > 0 {
-		a.makeOpen().expired += n
-	}
-	return Moved{Expired: n}
-}
-
-// ExpireDebt records that debt has reached no store in time, because its window is over.
-func (a *Account) ExpireDebt() (m Moved) {
-	if o := a.open; o != nil {
-		m.Overdrawn = o.debt
-		o.debt, o.saidDebt = 0, 0
-	}
-	return m
-}
-
-// Return takes n unspent tokens out of the account. They count as held until the
-// store has confirmed a statement that returns them.
-func (a *Account) Return(n int64) {
-	a.makeOpen().back += n
-	a.check()
-}
-
-// Declare adds n tokens of debt, which were used without a grant.
-func (a *Account) Declare(n int64) {
-	o := a.makeOpen()
-	o.debt = min(o.debt+n, backend.MaxTokens)
-}
-
-// CancelDebt cancels up to n tokens of debt that no statement has said, and returns how many.
-func (a *Account) CancelDebt(n int64) int64 {
-	if a.open == nil {
-		return 0
-	}
-	n = min(n, a.open.debt-a.open.saidDebt)
-	a.open.debt -= n
-	return n
-}
-
-// Unpaid is the debt that the store has not confirmed.
-func (a *Account) Unpaid() int64 {
-	if a.open == nil {
-		return 0
-	}
-	return a.open.debt
-}
-
-// Unconfirmed is how many returned tokens the store has not confirmed.
-func (a *Account) Unconfirmed() int64 {
-	if a.open == nil {
-		return 0
-	}
-	return a.open.back
-}
-
-// Outstanding reports whether debt or returned tokens await the store's confirmation.
-func (a *Account) Outstanding() bool { return a.Unpaid() > 0 || a.Unconfirmed() > 0 }
-
-// Refund records that n spent tokens are held again. The caller must not refund more
-// than was spent.
-func (a *Account) Refund(n int64) { a.balance += n }
-
-// Spent is how many tokens requests have used over the account's life: the balance less
-// the tokens that are held or unconfirmed. held is what the process holds.
-func (a *Account) Spent(held int64) int64 { return a.balance - held - a.Unconfirmed() }
-
-// Carried reports whether what was charged in w counts in the present window, which is another one.
-func (a *Account) Carried(w backend.Window) bool {
-	return a.open != nil && a.open.carried == w && w.End != 0
-}
-
-// InUse is how many tokens charged in the window are spent, if the process holds held. Debt that no reply has confirmed is
-// not charged.
-func (a *Account) InUse(held int64) int64 {
-	in := a.mine
-	if a.open != nil {
-		in -= a.open.back + a.open.expired
-	}
-	return max(in-held, 0)
-}
-
-// Used is InUse with the debt.
-func (a *Account) Used(held int64) int64 { return a.InUse(held - a.Unpaid()) }
-
 // check asserts the invariants.
-func (a *Account) check() {
-	if o := a.open; invariant.Enabled && o != nil {
-		invariant.That(0 <= o.saidDebt && o.saidDebt <= o.debt && 0 <= o.saidBack && o.saidBack <= o.back, "said %d of a debt of %d, and %d of %d given back", o.saidDebt, o.debt, o.saidBack, o.back)
+func (a *Account) check(held int64) {
+	if !invariant.Enabled {
+		return
+	}
+	o := open{}
+	if a.open != nil {
+		o = *a.open
+	}
+	invariant.That(0 <= o.saidDebt && o.saidDebt <= o.debt && 0 <= o.saidBack && o.saidBack <= o.back, "said %d of a debt of %d, and %d of %d given back", o.saidDebt, o.debt, o.saidBack, o.back)
+	if a.Ring != nil {
+		sum := a.Ring.sum()
+		invariant.That(sum.held >= held, "%d tokens are held, and there were %d", held, sum.held)
+		invariant.That(sum.debt == o.debt && sum.back == o.back && sum.held+sum.used+sum.back == a.Mine, "buckets of %+v in an account with %d, %+v", sum, a.Mine, o)
 	}
 }

@@ -29,17 +29,29 @@ func reply(w backend.Window, mine, grant, used int64) *backend.Reply {
 // granted is an account that was granted 10 tokens in the first window, when 40 were charged to everybody.
 func granted(t *testing.T) *Account {
 	a := new(Account)
-	a.Begin(3)
-	require.Equal(t, Moved{Taken: 10}, a.Apply(statement(a, backend.Window{}), reply(first, 10, 10, 40), 0))
+	a.Begin(limit, 3)
+	m, held := apply(a, statement(a, backend.Window{}), reply(first, 10, 10, 40), 0)
+	require.Equal(t, Moved{Taken: 10}, m)
+	require.EqualValues(t, 10, held)
 	return a
+}
+
+func apply(a *Account, q *backend.Statement, r *backend.Reply, held int64) (Moved, int64) {
+	return a.Apply(q, r, held, 0, 0)
+}
+
+// outstanding is the debt and what has gone back that no reply has confirmed.
+func outstanding(a *Account) []int64 {
+	debt, back := a.Unconfirmed()
+	return []int64{debt, back}
 }
 
 // TestStatement: what an account says is what the last reply said, and what has changed since. Each has the next number.
 func TestStatement(t *testing.T) {
 	a := granted(t)
 	assert.Equal(t, &backend.Statement{Limit: limit, Life: 3, Seq: 2, Window: first, Mine: 10, Used: 40}, statement(a, first))
-	a.Return(4)
-	a.Declare(3)
+	a.Return(4, 10)
+	a.Declare(3, 0)
 	for seq := range int64(2) { // the reply to the first is lost
 		assert.Equal(t, &backend.Statement{Limit: limit, Life: 3, Seq: 3 + seq, Window: first, Mine: 10, Change: -1, Used: 40}, statement(a, first))
 	}
@@ -73,21 +85,15 @@ func TestApply(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			a := granted(t)
-			a.Return(row.back)
-			a.Declare(row.debt)
+			a.Return(row.back, 10)
+			a.Declare(row.debt, 0)
 			q := statement(a, first)
-			a.Return(row.lateBack)
-			a.Declare(row.lateBy)
-			kept := Keeps(q, row.reply)
-			assert.Equal(t, row.moved, a.Apply(q, row.reply, row.held))
-			held := row.reply.Grant
-			if kept {
-				held += row.held
-			}
-			assert.Equal(t, row.unconfirmed, a.Unconfirmed())
-			assert.Equal(t, row.unpaid, a.Unpaid())
-			assert.Equal(t, row.unconfirmed+row.unpaid > 0, a.Outstanding())
-			assert.Equal(t, row.spent, a.Spent(held))
+			a.Return(row.lateBack, 10)
+			a.Declare(row.lateBy, 0)
+			m, held := apply(a, q, row.reply, row.held)
+			assert.Equal(t, row.moved, m)
+			assert.Equal(t, []int64{row.unpaid, row.unconfirmed}, outstanding(a))
+			assert.Equal(t, row.spent, a.Balance-held-row.unconfirmed)
 			next := statement(a, row.reply.Window)
 			assert.Equal(t, row.charged, next.Mine+next.Change)
 			assert.Equal(t, row.reply.Used, next.Used)
@@ -100,95 +106,74 @@ func TestApply(t *testing.T) {
 func TestIdleAccountIsSmall(t *testing.T) {
 	a := granted(t)
 	assert.Nil(t, a.open)
-	a.Return(4)
-	a.Apply(statement(a, first), reply(first, 6, 0, 36), 0)
+	a.Return(4, 10)
+	apply(a, statement(a, first), reply(first, 6, 0, 36), 0)
 	assert.Nil(t, a.open)
 }
 
-// TestCancelDebt: only what no statement has told the store of.
-func TestCancelDebt(t *testing.T) {
+// TestRefundPaysForDebt: of the debt, only what no statement has told the store of.
+func TestRefundPaysForDebt(t *testing.T) {
 	a := granted(t)
-	assert.Zero(t, a.CancelDebt(1))
-	a.Declare(3)
-	assert.EqualValues(t, 1, a.CancelDebt(1))
+	a.Declare(3, 0)
+	assert.Equal(t, Refunded{Paid: 1}, a.Refund(1, 0, 0, true, 0))
 	statement(a, first)
-	assert.Zero(t, a.CancelDebt(1))
-	a.Declare(4)
-	assert.EqualValues(t, 4, a.CancelDebt(9))
-	assert.EqualValues(t, 2, a.Unpaid())
-	a.Declare(backend.MaxTokens)
-	assert.EqualValues(t, backend.MaxTokens, a.Unpaid(), "debt has a largest number")
-}
-
-// TestUsed: what requests have used in the window, in debt too.
-func TestUsed(t *testing.T) {
-	a := granted(t)
-	assert.EqualValues(t, 3, a.Used(7))
-	a.Declare(6)
-	a.Return(2)
-	assert.EqualValues(t, 3, a.InUse(5), "of what is charged")
-	assert.EqualValues(t, 3+6, a.Used(5))
+	assert.Equal(t, Refunded{Stock: 1}, a.Refund(1, 0, 0, true, 0))
+	a.Declare(4, 0)
+	assert.Equal(t, Refunded{Back: 5, Paid: 4}, a.Refund(10, 0, 1, false, 0), "no more than 9 of the 10 are spent")
+	assert.Equal(t, []int64{2, 5}, outstanding(a))
+	a.Declare(backend.MaxTokens, 0)
+	assert.Equal(t, []int64{backend.MaxTokens, 5}, outstanding(a), "debt has a largest number")
 }
 
 // TestLeave: what is held and what is not confirmed expires with the window, and the
 // rest of the account is forgotten, except for its number.
 func TestLeave(t *testing.T) {
 	a := granted(t)
-	a.Return(4)
-	a.Declare(3)
-	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 7}, a.lose(2), "the debt was used, and nobody heard of it")
-	assert.Equal(t, Account{life: 3, seq: 1, balance: 4}, *a)
-	assert.EqualValues(t, 3, a.life)
+	a.Return(4, 10)
+	a.Declare(3, 0)
+	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 4 + 3}, a.Leave(2), "the debt was used, and nobody heard of it")
+	assert.Equal(t, Account{life: 3, seq: 1, Balance: 4}, *a)
 
 	a = granted(t)
-	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.lose(4))
-	assert.Equal(t, Moved{Expired: 2}, a.Expire(2))
-	a.Refund(1)
-	assert.EqualValues(t, 5, a.balance)
-	assert.False(t, a.mine > 0)
+	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.Leave(4))
 	assert.Zero(t, a.InUse(1), "refunded into a window that is over")
-	assert.True(t, granted(t).mine > 0)
 }
 
-// TestExpire: tokens that expired were used neither in their window, nor in one that the
-// account is carried over to.
+// TestExpire: tokens that expired were used neither in their window, nor in one that the account is carried over to. Debt that reaches no
+// store in time counts as overdrawn once, and is not stated any more.
 func TestExpire(t *testing.T) {
-	for _, expired := range []int64{0, 3} {
+	for _, held := range []int64{0, 3} {
 		a := granted(t)
-		assert.Equal(t, Moved{Expired: expired}, a.Expire(expired))
-		assert.Equal(t, expired > 0, a.open != nil)
-		a.Return(2)
+		a.Return(2, 10)
+		a.Declare(5, 0)
 		q := statement(a, first)
-		a.Return(1)
-		assert.Equal(t, 7-expired, a.InUse(0))
-		assert.Equal(t, 7-expired, a.Used(0))
-		a.Apply(q, reply(second, 8, 0, 50), 0)
-		assert.EqualValues(t, 1, a.Unconfirmed())
-		assert.Equal(t, 7-expired, a.InUse(0))
+		m, left := a.Expire(held, 0)
+		assert.Equal(t, Moved{Expired: held, Overdrawn: 5}, m)
+		assert.Zero(t, left)
+		again, _ := a.Expire(0, 0)
+		assert.Zero(t, again)
+		assert.EqualValues(t, -2, statement(a, first).Change)
+		a.Return(1, 1)
+		assert.Equal(t, 7-held, a.InUse(0))
+		q.Seq = a.seq
+		apply(a, q, reply(second, 8, 0, 50), 0)
+		assert.Equal(t, []int64{0, 1}, outstanding(a))
+		assert.Equal(t, 7-held, a.InUse(0))
+		assert.True(t, a.Has(first, second))
 	}
+	a := granted(t)
+	_, _ = a.Expire(0, 0)
+	assert.Nil(t, a.open, "nothing was held")
 }
 
 // TestOverdrawn: of debt that is charged, what was above the limit then, and no grant.
 func TestOverdrawn(t *testing.T) {
 	for _, row := range []struct{ over, want int64 }{{-1, 0}, {0, 0}, {2, 2}, {5, 5}, {9, 5}} {
 		a := granted(t)
-		a.Declare(5)
-		q := statement(a, first)
-		assert.Equal(t, Moved{Taken: 5 + 4, Overdrawn: row.want}, a.Apply(q, reply(first, 19, 4, limit.Tokens+row.over+4), 0))
-		assert.Zero(t, a.Apply(statement(a, first), reply(first, 19, 0, limit.Tokens+row.over+4), 0).Overdrawn, "it is charged once")
+		a.Declare(5, 0)
+		m, _ := apply(a, statement(a, first), reply(first, 19, 4, limit.Tokens+row.over+4), 0)
+		assert.Equal(t, Moved{Taken: 5 + 4, Overdrawn: row.want}, m)
+		m, _ = apply(a, statement(a, first), reply(first, 19, 0, limit.Tokens+row.over+4), 0)
+		assert.Zero(t, m.Overdrawn, "it is charged once")
 	}
-}
-
-// TestExpireDebt: debt that reaches no store in time counts as overdrawn once, and is not stated any more.
-func TestExpireDebt(t *testing.T) {
-	assert.Zero(t, new(Account).ExpireDebt())
-	a := granted(t)
-	a.Declare(5)
-	statement(a, first)
-	assert.Equal(t, Moved{Overdrawn: 5}, a.ExpireDebt())
-	assert.Zero(t, a.ExpireDebt())
-	assert.Zero(t, a.Unpaid())
-	q := statement(a, first)
-	assert.Zero(t, q.Change)
-	assert.Equal(t, Moved{Settled: 10}, a.Apply(q, reply(second, 0, 0, 0), 0))
 }

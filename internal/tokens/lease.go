@@ -1,7 +1,6 @@
 package tokens
 
 import (
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -47,34 +46,6 @@ func (l *Lease) Read(s backend.State, sent, now int64) {
 	l.Deadline.Store(deadline)
 	l.Reset.Store(min(max(l.Reset.Load(), sent+left), l.Latest))
 	l.Remaining.Store(s.Remaining)
-}
-
-func newLease(w backend.Window) *Lease {
-	l := &Lease{Window: w, Latest: math.MaxInt64 / 2}
-	l.Reorder.Store(None)
-	return l
-}
-
-// turn returns the lease that a rolling limit has after l: of a bucket, whose stock may be spent until deadline and which is over at
-// latest. It is l if that is of the same window and bucket, and else an empty one that knows what l knows. A nil l knows nothing. If l is in
-// doubt, the lease is, too, unless sent, when the reading was requested that it follows, is later.
-func (l *Lease) turn(w backend.Window, bucket, deadline, latest, sent int64) *Lease {
-	to := l
-	if l == nil || l.Window != w || l.Bucket != bucket {
-		to = newLease(w)
-		to.Bucket = bucket
-	}
-	if l != nil && to != l {
-		to.Reset.Store(l.Reset.Load())
-		to.Reorder.Store(l.Reorder.Load())
-		to.Remaining.Store(l.Remaining.Load())
-	}
-	if l != nil && l.doubts(sent) {
-		deadline = l.Deadline.Load()
-	}
-	to.Deadline.Store(deadline)
-	to.Latest = latest
-	return to
 }
 
 // Free records that more tokens of a rolling limit come after that time.

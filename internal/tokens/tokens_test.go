@@ -11,25 +11,36 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-var seventh, eighth = backend.Window{Gen: 7}, backend.Window{Gen: 8}
+var seventh, eighth = backend.Window{End: 3, Gen: 7}, backend.Window{End: 3, Gen: 8}
 
 // says lets x make a statement at sent, s, to which the store replies at once, and a second later the reply is here.
-func says(x *Tokens, sent int64, r backend.Reply) Change {
+func says(x *Tokens, sent int64, r backend.Reply) applied {
 	q := &backend.Statement{Limit: limit}
-	if x.Rolls() {
+	if x.Account.Ring != nil {
 		q.Limit, r.Now = aMinute, (300+sent)*1_000_000
 	}
 	for _, g := range r.Grants {
 		r.Grant += g.Tokens
 	}
-	x.State(q, sent*sec)
-	return x.Apply(q, &r, sent*sec, (sent+1)*sec)
+	of := backend.Window{}
+	if w := x.Lease.Load(); w != nil {
+		of = w.Window
+	}
+	x.Account.State(q, of)
+	m, entered := x.Apply(q, &r, sent*sec, (sent+1)*sec)
+	return applied{m, entered}
+}
+
+// applied is what a reply has changed.
+type applied struct {
+	Moved
+	entered bool
 }
 
 // inWindow was granted 10 tokens in the first window, which ends in a minute. 6 of them are in stock.
 func inWindow() *Tokens {
 	x := new(Tokens)
-	x.Init(limit, 3)
+	x.Account.Begin(limit, 3)
 	says(x, 0, inFirst(10, 10))
 	x.Publish(0)
 	x.Lease.Load().Spend(4)
@@ -49,7 +60,7 @@ func inSecond(mine, grant int64) backend.Reply {
 // rolling was granted 5 tokens of a bucket that ends at 3 s, and 7 of one that ends at 9 s. 8 of them are in stock.
 func rolling() *Tokens {
 	x := new(Tokens)
-	x.Init(aMinute, 3)
+	x.Account.Begin(aMinute, 3)
 	says(x, 0, inRing(backend.Change{Bucket: 100, Tokens: 5}, backend.Change{Bucket: 102, Tokens: 7}))
 	x.Publish(0)
 	x.Lease.Load().Spend(4)
@@ -62,17 +73,15 @@ func inRing(grants ...backend.Change) backend.Reply {
 
 // figures is where the tokens of x are.
 func figures(x *Tokens) string {
-	s, bucket, stock, used := "", int64(0), int64(0), x.account.InUse(x.Held())
-	if x.Rolls() {
-		used = x.buckets.InUse(x.Held())
-	}
+	s, bucket, stock, used := "", int64(0), int64(0), x.Account.InUse(x.Held())
+	debt, back := x.Account.Unconfirmed()
 	if w := x.Lease.Load(); w != nil {
 		bucket, stock = w.Bucket, w.Stock.Load()
 	}
 	for _, f := range []struct {
 		n    int64
 		name string
-	}{{stock, "in stock"}, {x.Reserved, "reserved"}, {used, "in use"}, {x.Unconfirmed(), "back"}, {x.Unpaid(), "debt"}, {bucket, "bucket"}} {
+	}{{stock, "in stock"}, {x.Reserved, "reserved"}, {used, "in use"}, {back, "back"}, {debt, "debt"}, {bucket, "bucket"}} {
 		if f.n != 0 {
 			s += fmt.Sprint(f.n, " ", f.name, ", ")
 		}
@@ -136,7 +145,7 @@ func TestInAWindow(t *testing.T) {
 
 		{"more was used", func(x *Tokens) any { return x.Overrun(2, sec) }, 0, "4 in stock, 6 in use, "},
 		{"more than there is", func(x *Tokens) any { return x.Overrun(9, sec) }, 3, "10 in use, 3 debt, "},
-		{"debt is spent once it is charged", after(overrun(9), apply(inFirst(13, 0))), Change{Moved: Moved{Taken: 3}, Kept: true}, "13 in use, "},
+		{"debt is spent once it is charged", after(overrun(9), apply(inFirst(13, 0))), applied{Moved{Taken: 3}, false}, "13 in use, "},
 
 		{"a refund", refund(mine, 3, true, sec), "3 0 0 true", "6 in stock, 3 reserved, 1 in use, "},
 		{"of no more than is spent", refund(mine, 5, true, sec), "4 0 0 true", "6 in stock, 4 reserved, "},
@@ -153,12 +162,12 @@ func TestInAWindow(t *testing.T) {
 		{"unless a reply decides", expire(62*sec, true), "0 0 false", "6 in stock, 4 in use, "},
 		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 6, Settled: 4}, ""},
 
-		{"a grant", apply(inFirst(15, 5)), Change{Moved: Moved{Taken: 5}, Kept: true}, "11 reserved, 4 in use, "},
-		{"of another window", apply(inSecond(5, 5)), Change{Moved: Moved{Taken: 5, Expired: 6, Settled: 4}, Window: true}, "5 reserved, "},
-		{"of one in which the rest counts, too", apply(inSecond(15, 5)), Change{Moved: Moved{Taken: 5}, Window: true, Kept: true}, "11 reserved, 4 in use, "},
-		{"nothing is charged, and no window is open", apply(backend.Reply{}), Change{Moved: Moved{Expired: 6, Settled: 4}, Window: true}, ""},
-		{"nor was", after(func(x *Tokens) { x.Leave() }, apply(backend.Reply{})), Change{Kept: true}, ""},
-		{"a first grant", after(func(x *Tokens) { x.Leave(); x.Init(limit, 4) }, apply(inFirst(2, 2))), Change{Moved: Moved{Taken: 2}, Window: true}, "2 reserved, "},
+		{"a grant", apply(inFirst(15, 5)), applied{Moved{Taken: 5}, false}, "11 reserved, 4 in use, "},
+		{"of another window", apply(inSecond(5, 5)), applied{Moved{Taken: 5, Expired: 6, Settled: 4}, true}, "5 reserved, "},
+		{"of one in which the rest counts, too", apply(inSecond(15, 5)), applied{Moved{Taken: 5}, true}, "11 reserved, 4 in use, "},
+		{"nothing is charged, and no window is open", apply(backend.Reply{}), applied{Moved{Expired: 6, Settled: 4}, true}, ""},
+		{"nor was", after(func(x *Tokens) { x.Leave() }, apply(backend.Reply{})), applied{Moved{}, false}, ""},
+		{"a first grant", after(func(x *Tokens) { x.Leave(); x.Account.Begin(limit, 4) }, apply(inFirst(2, 2))), applied{Moved{Taken: 2}, true}, "2 reserved, "},
 	})
 }
 
@@ -216,7 +225,7 @@ func TestTurn(t *testing.T) {
 	is := x.Lease.Load()
 	require.NotSame(t, was, is)
 	assert.Equal(t, []int64{0, 0}, []int64{was.Stock.Load(), is.Stock.Load()})
-	assert.Equal(t, []int64{50, x.buckets.Deadline(102), was.Latest}, []int64{is.Remaining.Load(), is.Deadline.Load(), is.Latest})
+	assert.Equal(t, []int64{50, x.Account.Ring.Deadline(102), was.Latest}, []int64{is.Remaining.Load(), is.Deadline.Load(), is.Latest})
 	assert.True(t, is.ClaimReorder(5) && is.Reset.Load() == 20*sec+20*sec/drift)
 
 	until, last := x.Last()
@@ -235,48 +244,56 @@ func TestTurn(t *testing.T) {
 // TestStated: what a statement says of the tokens, and until when they count.
 func TestStated(t *testing.T) {
 	for _, row := range []struct {
-		name               string
-		x                  *Tokens
-		alive, late, later int64 // the last instants at which the lease is alive, and at which what is held counts; and one after that
-		window             backend.Window
-		longest            time.Duration
-		taken              int64
+		name    string
+		x       *Tokens
+		until   int64 // when it is too late to state what is held, within a second
+		longest time.Duration
+		taken   int64
 	}{
-		{"of a window", inWindow(), 59 * sec, 59 * sec, 60 * sec, first, time.Minute, 10},
-		{"of buckets", rolling(), 2 * sec, 94 * sec, 95 * sec, seventh, 93 * time.Second, 12},
+		{"of a window", inWindow(), 60 * sec, time.Minute, 10},
+		{"of buckets", rolling(), 94 * sec, 93 * time.Second, 12},
 	} {
-		q, late := backend.Statement{}, backend.Statement{}
+		q, of := backend.Statement{}, row.x.Lease.Load().Window
+		assert.False(t, row.x.Empty(), row.name)
 		row.x.Return(2)
-		row.x.State(&q, row.alive)
-		row.x.State(&late, row.alive+sec)
-		assert.Equal(t, []bool{true, false}, []bool{q.Runs, late.Runs}, row.name)
-		assert.Equal(t, row.window, q.Window, row.name)
+		row.x.Account.State(&q, of)
+		assert.Equal(t, row.x.Account.name(of), q.Window, row.name)
 		change := q.Change
 		for _, c := range q.Changes {
 			change += c.Tokens
 		}
 		assert.EqualValues(t, -2, change, row.name)
-		assert.Equal(t, []bool{true, false}, []bool{row.x.Keeps(row.late), row.x.Keeps(row.later)}, row.name)
-		assert.True(t, row.x.Charged() && row.x.Outstanding(), row.name)
-		row.x.Refund(Charge{Window: row.window, Bucket: 100}, 3, true, sec)
-		assert.Equal(t, []int64{4, row.taken + 3}, []int64{row.x.Spent(), row.x.Balance()}, "%s: what is refunded was spent", row.name)
+		assert.InDelta(t, row.until, row.x.Until(), float64(sec/10), row.name)
+		assert.Equal(t, row.taken, row.x.Account.Mine, row.name)
+		row.x.Refund(Charge{Window: of, Bucket: 100}, 3, true, sec)
+		assert.Equal(t, []int64{4, row.taken + 3}, []int64{row.x.Spent(), row.x.Account.Balance}, "%s: what is refunded was spent", row.name)
 		l := limit
-		l.Rolls = row.x.Rolls()
+		l.Rolls = row.x.Account.Ring != nil
 		assert.Equal(t, row.longest, Longest(l), row.name)
+		row.x.Return(-1)
+		assert.False(t, row.x.Empty(), "%s: not confirmed", row.name)
 	}
 	x := new(Tokens)
-	x.Init(limit, 3)
+	x.Account.Begin(limit, 3)
 	q := backend.Statement{}
-	x.State(&q, 0)
+	x.Account.State(&q, backend.Window{})
 	assert.Equal(t, backend.Statement{Life: 3, Seq: 1}, q)
-	assert.False(t, x.Charged() || x.Outstanding() || x.Keeps(0))
+	assert.True(t, x.Empty() && x.Until() == 0)
 	_, ok := x.Refund(charge(first, 0), 1, true, 0)
 	assert.False(t, ok)
-	x.Init(aMinute, 4)
-	assert.False(t, x.Charged())
 	x = inWindow()
 	x.Overrun(9, sec)
-	assert.True(t, x.Outstanding())
+	assert.False(t, x.Empty(), "in debt")
+}
+
+// TestFrees: a rolling limit says when its next tokens count no more, and a fixed one has a reset instead.
+func TestFrees(t *testing.T) {
+	x := rolling()
+	x.Lease.Load().Free(20*time.Second, sec)
+	assert.Equal(t, 21*sec+20*sec/drift, x.Frees())
+	assert.Zero(t, inWindow().Frees())
+	until, last := inWindow().Last()
+	assert.Equal(t, []int64{0, 0}, []int64{until, last})
 }
 
 // TestLateReply: a window and more after a Reset, about which the reply before was in doubt, a statement of a rolling limit is answered that
@@ -284,12 +301,13 @@ func TestStated(t *testing.T) {
 // long after the reply as any, because nobody knows how long the statement took to arrive.
 func TestLateReply(t *testing.T) {
 	var k Tokens
-	k.Init(aMinute, 1)
+	k.Account.Begin(aMinute, 1)
 	hear := func(sent, store, now, grant int64) Moved {
 		q := backend.Statement{Limit: aMinute}
-		k.State(&q, sent*sec)
-		r := backend.Reply{Now: store * 1_000_000, Grant: grant, Grants: []backend.Change{{Bucket: store / 3, Tokens: grant}}}
-		return k.Apply(&q, &r, sent*sec, now*sec).Moved
+		k.Account.State(&q, seventh)
+		r := backend.Reply{State: backend.State{Window: seventh}, Now: store * 1_000_000, Grant: grant, Grants: []backend.Change{{Bucket: store / 3, Tokens: grant}}}
+		m, _ := k.Apply(&q, &r, sent*sec, now*sec)
+		return m
 	}
 	hear(0, 300, 1, 5)
 	k.Lease.Load().Doubt(sec)

@@ -236,9 +236,9 @@ func (c *crowd) apply(who int, key string, h *holder, q request, r backend.Reply
 	h.moved.Returned += m.Returned
 	h.moved.Expired += m.Expired
 	c.that(min(m.Taken-r.Grant, m.Returned, m.Expired) >= 0, "%+v moved back", m)
-	spent := h.Account.Spent(h.Held)
+	spent := h.Account.Balance - h.Held - h.Unconfirmed()
 	c.that(spent == h.spent+h.paid, "the account has %d spent, which were %d and a debt of %d", spent, h.spent, h.paid)
-	c.that(h.moved.Taken == spent+h.moved.Returned+h.moved.Expired+h.Held+h.Account.Unconfirmed(), "%+v does not balance", h)
+	c.that(h.moved.Taken == spent+h.moved.Returned+h.moved.Expired+h.Held+h.Unconfirmed(), "%+v does not balance", h)
 }
 
 // settle makes h's last statement, on a good network. Then nothing is outstanding.
@@ -247,7 +247,7 @@ func (c *crowd) settle(who int, key string, h *holder) {
 	q := request{op: "sync", key: key, limit: c.limit, now: now, sync: *h.Ask(c.limit, key, fmt.Sprint("p", who), 0, now)}
 	q.sync.Exact, q.sync.Deaf = false, false
 	c.apply(who, key, h, q, c.send(q, "").sync)
-	c.that(!h.Account.Outstanding(), "%+v is outstanding", h)
+	c.that(h.Unpaid()+h.Unconfirmed() == 0, "%+v is outstanding", h)
 }
 
 // rest compares what is free, when all have settled, with what the model says.

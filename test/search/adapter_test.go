@@ -26,15 +26,11 @@ type store struct {
 
 func (s *store) clone() store { return store{s.counter.Clone(), s.order} }
 
-var (
-	accountShape = shapeOf(reflect.TypeFor[tokens.Account]())
-	bucketsShape = shapeOf(reflect.TypeFor[tokens.Buckets]())
-)
+var accountShape = shapeOf(reflect.TypeFor[tokens.Account]())
 
 // cloneHand returns a copy that shares nothing with h.
 func cloneHand(h hand.Hand) hand.Hand {
 	accountShape.part(unsafe.Pointer(&h.Account))
-	bucketsShape.part(unsafe.Pointer(&h.Buckets))
 	h.Charges = slices.Clone(h.Charges)
 	return h
 }
@@ -226,15 +222,15 @@ func (s *store) free(c *scope, now, resets int64) (int64, naive.Window) {
 }
 
 // refund refunds the last token spent.
-func (c *scope) refund(h *hand.Hand, l *naive.Log, who int) error {
+func (c *scope) refund(h *hand.Hand, l *naive.Log, who int, now int64) error {
 	if c.fault == refundedTwice && c.limit.Rolls {
-		stock, _ := h.Buckets.Refund(1, h.Charges[len(h.Charges)-1].Window.End, h.Of, h.Held)
-		h.Held += stock
-	} else if c.fault == refundedTwice {
-		h.Account.Refund(1)
+		h.Held += h.Account.Refund(1, h.Charges[len(h.Charges)-1].Window.End, h.Held, true, now*1000).Stock
+	}
+	err := h.Refund(c.limit, l, who, now)
+	if c.fault == refundedTwice && !c.limit.Rolls {
 		h.Held++
 	}
-	return h.Refund(c.limit, l, who)
+	return err
 }
 
 // begin begins a client's next life.

@@ -288,7 +288,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		return p.GiveBack(c.limit, l, who, int64(a.n))
 	case refund:
 		s.left.refunds--
-		return c.refund(&p.Hand, l, who)
+		return c.refund(&p.Hand, l, who, now)
 	case declare:
 		s.left.debts--
 		p.Declare(c.limit, l, who, now)

@@ -16,8 +16,7 @@ import (
 // A Hand is a client's side of a key: its account, and its lease. The limit of all its calls is the same. In what it tells the
 // model, its client is the owner who.
 type Hand struct {
-	Account    tokens.Account // of a fixed limit
-	Buckets    tokens.Buckets // of a rolling limit
+	Account    tokens.Account
 	Life       int64          // of the account; 0 = it has made no statement
 	Seq        int64          // of the last statement in that life
 	Window     backend.Window // of a rolling limit: its generation, and an End at which nothing that it was granted counts any more
@@ -73,8 +72,7 @@ func (h *Hand) Over(now int64) bool { return h.Window.End != 0 && now >= h.Windo
 // Begin begins a life of the account. The life before must be settled, with nothing in hand.
 func (h *Hand) Begin(limit backend.Limit, life int64) {
 	*h = Hand{Life: life}
-	h.Account.Begin(life)
-	h.Buckets.Begin(limit, life)
+	h.Account.Begin(limit, life)
 }
 
 // Ask makes a statement at the time now that asks for want tokens.
@@ -84,15 +82,19 @@ func (h *Hand) Ask(limit backend.Limit, key, name string, want, now int64) *back
 	}
 	q := &backend.Statement{Key: key, Client: name, Limit: limit, Want: want}
 	q.Exact, q.Deaf = true, true
-	if limit.Rolls {
-		h.Buckets.State(q)
-	} else {
+	if !limit.Rolls {
 		q.Runs = now < h.Deadline
 		q.Begin, q.End = Period(limit, now)
-		h.Account.State(q, h.Window)
 	}
+	h.Account.State(q, h.Window)
 	h.Seq = q.Seq
 	return q
+}
+
+// Keeps reports whether what is held and spent in q's window belongs to the window of the reply r: it is the same, or the store has
+// carried it over.
+func Keeps(q *backend.Statement, r *backend.Reply) bool {
+	return r.Window == q.Window || r.Mine > r.Grant
 }
 
 // Apply applies the reply of the call of client who, and tells the model. Only the reply to the last statement counts.
@@ -104,8 +106,8 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 	if limit.Rolls {
 		return h.applyBuckets(limit, l, who, o, now)
 	}
-	was, held, keeps := h.Name(limit), h.Held, tokens.Keeps(q, r)
-	h.Moved = h.Account.Apply(q, r, held)
+	was, held, keeps := h.Name(limit), h.Held, Keeps(q, r)
+	h.Moved, h.Held = h.Account.Apply(q, r, held, o.Sent*1000, now*1000)
 	var err error
 	if r.Window != h.Window {
 		if !keeps && held > 0 && !h.Over(now) && len(l.Losses)+len(l.Resets) == 0 {
@@ -117,7 +119,6 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 			err = l.Return(who, was, held)
 			l.Grant(who, h.Name(limit), held)
 		} else {
-			h.Held = 0
 			err = cmp.Or(err, l.Drop(until, who, was, held))
 		}
 	}
@@ -125,7 +126,6 @@ func (h *Hand) Apply(limit backend.Limit, l *naive.Log, who int, o Call, now int
 		return err
 	}
 	h.Deadline = max(h.Deadline, o.Sent+(h.Window.End*1000-r.Now)*9995/10000)
-	h.Held += r.Grant
 	l.Grant(who, h.Name(limit), r.Grant)
 	return err
 }
@@ -145,11 +145,7 @@ func (h *Hand) Spend(limit backend.Limit, l *naive.Log, who int, now int64, keep
 
 // GiveBack returns n tokens.
 func (h *Hand) GiveBack(limit backend.Limit, l *naive.Log, who int, n int64) error {
-	if limit.Rolls {
-		h.Buckets.Return(n, h.Held)
-	} else {
-		h.Account.Return(n)
-	}
+	h.Account.Return(n, h.Held)
 	h.Held -= n
 	return l.Return(who, h.Name(limit), n)
 }
@@ -167,29 +163,24 @@ func (h *Hand) Refundable(limit backend.Limit, now int64) bool {
 }
 
 // Refund gives the last token back that was spent: into the stock or, if the limit is a rolling one, maybe to the store.
-func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int) error {
+func (h *Hand) Refund(limit backend.Limit, l *naive.Log, who int, now int64) error {
 	last := h.Charges[len(h.Charges)-1]
 	h.Charges = h.Charges[:len(h.Charges)-1]
-	stock, back := int64(1), int64(0)
-	if limit.Rolls {
-		if stock, back = h.Buckets.Refund(1, last.Window.End, h.Of, h.Held); stock+back == 0 {
-			return nil
-		}
-	} else {
-		h.Account.Refund(1)
+	r := h.Account.Refund(1, last.Window.End, h.Held, true, now*1000)
+	if r.Stock+r.Back == 0 {
+		return nil
 	}
-	h.Held += stock
-	err := l.Refund(last.At, who, h.Name(limit), 1)
-	return cmp.Or(err, l.Return(who, h.Name(limit), back))
+	h.Held += r.Stock
+	err := cmp.Or(l.Refund(last.At, who, h.Name(limit), 1), l.Return(who, h.Name(limit), r.Back))
+	if limit.Rolls {
+		err = cmp.Or(err, h.lease(limit, l, who, now))
+	}
+	return err
 }
 
 // Declare uses a token without a grant.
 func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
-	if limit.Rolls {
-		h.Buckets.Declare(1, h.Buckets.Now(now*1000))
-	} else {
-		h.Account.Declare(1)
-	}
+	h.Account.Declare(1, now*1000)
 	l.Declare(now, who, h.Name(limit), 1)
 }
 
@@ -197,10 +188,10 @@ func (h *Hand) Declare(limit backend.Limit, l *naive.Log, who int, now int64) {
 func (h *Hand) MayDeclare(now int64) bool { return h.Window.End != 0 && !h.Over(now) }
 
 // Unpaid is the debt that the store has not confirmed.
-func (h *Hand) Unpaid() int64 { return h.Account.Unpaid() + h.Buckets.Unpaid() }
+func (h *Hand) Unpaid() int64 { debt, _ := h.Account.Unconfirmed(); return debt }
 
 // Unconfirmed is how many tokens that went back the store has not confirmed.
-func (h *Hand) Unconfirmed() int64 { return h.Account.Unconfirmed() + h.Buckets.Unconfirmed() }
+func (h *Hand) Unconfirmed() int64 { _, back := h.Account.Unconfirmed(); return back }
 
 // Expire drops what is over.
 func (h *Hand) Expire(limit backend.Limit, l *naive.Log, who int, now int64) error {
@@ -211,9 +202,9 @@ func (h *Hand) Expire(limit backend.Limit, l *naive.Log, who int, now int64) err
 		return nil
 	}
 	err := l.Drop(h.Window.End*1000, who, h.Name(limit), h.Held)
-	h.Account.Expire(h.Held)
-	overdraw(l, who, h.Account.ExpireDebt().Overdrawn, now)
-	h.Held, h.Charges = 0, nil
+	m, left := h.Account.Expire(h.Held, now*1000)
+	overdraw(l, who, m.Overdrawn, now)
+	h.Held, h.Charges = left, nil
 	return err
 }
 
