@@ -35,7 +35,6 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -224,8 +223,8 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 		Called:  v[10],
 	}
 	out.Frees = microseconds(v[11])
-	for grant := range slices.Chunk(v[rollFields:], 2) {
-		out.Grants = append(out.Grants, backend.Change{Bucket: grant[0], Tokens: grant[1]})
+	for i := rollFields; i < len(v); i += 2 {
+		out.Grants = append(out.Grants, backend.Change{Bucket: v[i], Tokens: v[i+1]})
 	}
 	return out, nil
 }
