@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -252,38 +251,6 @@ func TestRollingAfterAnOutage(t *testing.T) {
 // twoWays are the ways to ask for tokens of a rolling limit that differ most.
 var twoWays = map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}
 
-// TestRollingUnderFaults: processes ask, wait, settle and refund at random, over a network that loses, repeats and delays calls. At no time
-// is more than the limit used in an interval of the window's length, and afterwards nothing of it is lost.
-func TestRollingUnderFaults(t *testing.T) {
-	faults := []testnet.Fault{testnet.LoseRequest, testnet.LoseReply, testnet.Repeat, testnet.ArriveLate}
-	for how, opt := range everyPolicy() {
-		t.Run(how, func(t *testing.T) {
-			met := map[testnet.Fault]int{}
-			for seed := range uint64(12) {
-				synctest.Test(t, func(t *testing.T) {
-					rnd := rand.New(rand.NewPCG(seed, 4))
-					limit := reservoir.Limit{Tokens: 20 + rnd.Int64N(200), Window: 10 * time.Second}.Rolling()
-					net := testnet.Far(rtt / 2)
-					all := fleetOn(t, 4, net, limit, opt, reservoir.WithIdle(3*time.Second))
-					net.Faults(faulty(seed, 8, faults))
-					s := usedUnderFaults(t, rnd, all, limit)
-					require.LessOrEqual(t, s.most(limit.Window), limit.Tokens, "seed %d", seed)
-					require.NotEmpty(t, s.refused, "the limit is used up now and then")
-					for _, f := range faults {
-						met[f] += net.Happened(f)
-					}
-					net.Faults(nil)
-					time.Sleep(3 * limit.Window)
-					require.Equal(t, limit.Tokens, drain(t, all[0], "k", 1), "seed %d: nothing is lost", seed)
-				})
-			}
-			for f, n := range met {
-				require.Positive(t, n, f)
-			}
-		})
-	}
-}
-
 // TestRollingWeakPoints: a process spends what it holds, or has got back, as late as it can, and another takes what counts no more as
 // early as it can.
 func TestRollingWeakPoints(t *testing.T) {
@@ -329,39 +296,6 @@ func TestRollingWeakPoints(t *testing.T) {
 		}
 		t.Log(late)
 	})
-}
-
-// usedUnderFaults makes random requests, 1.5 times what the limit allows, and returns what they have used.
-func usedUnderFaults(t *testing.T, rnd *rand.Rand, all []*reservoir.Limiter, limit reservoir.Limit) *spends {
-	s := new(spends)
-	var wg sync.WaitGroup
-	end := time.Now().Add(6 * limit.Window)
-	for time.Now().Before(end) {
-		n := 1 + rnd.Int64N(max(limit.Tokens/20, 1))
-		time.Sleep(time.Duration(rnd.ExpFloat64() * float64(n) / 1.5 * float64(limit.Window) / float64(limit.Tokens)))
-		l, used, kind, after := all[rnd.IntN(len(all))], n, rnd.IntN(4), time.Duration(rnd.Int64N(int64(limit.Window)*3/2))
-		if kind == 1 {
-			used = rnd.Int64N(n + 1)
-		}
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(bg, limit.Window/time.Duration(2+4*(kind&2)))
-			defer cancel()
-			ask := l.AllowN
-			if kind == 0 {
-				ask = l.WaitN
-			}
-			r, err := ask(ctx, "k", n)
-			if err != nil {
-				return
-			}
-			if s.add(r, used); r.Allowed && used < n {
-				time.Sleep(after)
-				assert.NoError(t, l.Settle(bg, r, used))
-			}
-		})
-	}
-	wg.Wait()
-	return s
 }
 
 // TestRollingReset: after a Reset all processes admit all of the limit at once, whether they refused, held stock or have a Wait in line, and

@@ -138,25 +138,6 @@ func TestHeadersOfRollingLimit(t *testing.T) {
 	}
 }
 
-// The same on the day of 25 hours.
-func TestRetryAfterOnALongDay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // it is 2000-01-01
-		zone, err := time.LoadLocation("Europe/Berlin")
-		require.NoError(t, err)
-		time.Sleep(time.Until(time.Date(2000, 10, 29, 0, 10, 0, 0, zone))) // clocks are set back at three
-		h := httplimit.New(open(t, reservoir.PerDay(1, zone)), byTenant)(answers(http.StatusOK))
-		require.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
-		resp := get(h, "X-Tenant", "acme")
-		require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
-		after := number(t, resp, "Retry-After")
-		require.EqualValues(t, 24*3600+50*60, after)
-		require.Equal(t, number(t, resp, "X-RateLimit-Reset"), time.Now().Unix()+after)
-		require.Equal(t, `"default";r=0;t=`+strconv.FormatInt(after, 10), resp.Header.Get("RateLimit"))
-		time.Sleep(time.Duration(after) * time.Second)
-		require.Equal(t, http.StatusOK, get(h, "X-Tenant", "acme").StatusCode)
-	})
-}
-
 func TestCost(t *testing.T) {
 	l := open(t, reservoir.PerHour(10))
 	h := httplimit.New(l, byTenant, httplimit.WithCost(func(r *http.Request) int64 {

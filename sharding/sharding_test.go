@@ -241,48 +241,6 @@ func TestListen(t *testing.T) {
 	require.Empty(t, heard)
 }
 
-// TestServers: over three servers, one of which dies.
-func TestServers(t *testing.T) {
-	servers := make(map[string]*redistest.Server)
-	shards := make(map[string]backend.Store)
-	for _, name := range []string{"east", "west", "north"} {
-		servers[name] = redistest.Start(t)
-		shards[name] = redisstore.New(servers[name].Client())
-	}
-	s, err := sharding.New(shards)
-	require.NoError(t, err)
-	backendtest.Run(t, func(*testing.T) backend.Store { return s })
-	for name, server := range servers {
-		require.Positive(t, server.Calls("evalsha"), name)
-	}
-
-	servers["west"].Kill()
-	seen := make(map[string]int)
-	for i := range 60 {
-		key := fmt.Sprint("canary", i)
-		shard := s.Shard(key)
-		seen[shard]++
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		if shard == "west" {
-			cancel() // its errors are in TestFailure; here it must not be another's
-			ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
-		}
-		for op, err := range calls(ctx, s, key) {
-			var failure *backend.Error
-			switch {
-			case shard != "west":
-				require.NoError(t, err, op)
-			default:
-				require.ErrorAs(t, err, &failure, op)
-				require.ErrorContains(t, err, `shard "west"`)
-				require.NotContains(t, err.Error(), "canary")
-			}
-		}
-		cancel()
-	}
-	require.Len(t, seen, 3)
-}
-
 func BenchmarkShard(b *testing.B) {
 	for _, n := range []int{1, 4, 16, 64} {
 		b.Run(fmt.Sprintf("shards=%d", n), func(b *testing.B) {

@@ -251,39 +251,6 @@ func TestSharesWithGitHub(t *testing.T) {
 	require.EqualValues(t, 5, r.Used)
 }
 
-// TestBesideGitHubsClock: their clock is seconds behind, so that to them a window runs that is over to Redis. No count
-// stays without a time to live, whatever of the window Redis has deleted by then.
-func TestBesideGitHubsClock(t *testing.T) {
-	t.Parallel()
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	short := backend.Limit{Tokens: 10, Window: time.Second}
-	ages, gone := []time.Duration{0, 1500 * time.Millisecond, 2100 * time.Millisecond, 3100 * time.Millisecond}, 0
-	for i, age := range ages {
-		for _, account := range []bool{false, true} {
-			key := fmt.Sprintf("k%d%t", i, account)
-			counter := "{" + key + "}:1s"
-			var r backend.Reply
-			var err error
-			if account {
-				r, err = newHolder(s, "a", key, short).ask(t.Context(), 1, 0)
-			} else {
-				r, err = charge(t.Context(), s, key, short, 1)
-			}
-			require.NoError(t, err)
-			require.Eventually(t, func() bool { return time.Since(r.Window.Time()) > age-time.Second }, 10*time.Second, time.Millisecond)
-			if client.Exists(t.Context(), counter).Val() == 0 {
-				gone++
-			}
-			theirs := time.Now().Unix() - 5
-			require.NoError(t, rate.Run(t.Context(), client, []string{counter}, 1, theirs+10, theirs).Err())
-			require.NotEqualValues(t, -1, client.PTTL(t.Context(), counter).Val(), counter)
-		}
-	}
-	require.Positive(t, gone)
-	require.Less(t, gone, 2*len(ages))
-}
-
 // TestGarbage: what other programs left in our keys is an operator's matter.
 func TestGarbage(t *testing.T) {
 	client := redistest.Start(t).Client()

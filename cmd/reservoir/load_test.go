@@ -92,22 +92,6 @@ func TestLoadJSON(t *testing.T) {
 	require.Len(t, fields["latency_ns"], 4)
 }
 
-func TestLoadHoldsLimitsOnTheEmbeddedStore(t *testing.T) {
-	for _, flags := range []string{
-		"-batch adaptive", "-batch direct", "-batch ladder", "-batch 7", "-batch 500",
-		"-keys 5", "-keys 150 -zipf 1.1", "-n 3", "-n 100", "-key one", "-store memory -store memory -keys 20",
-		"-limit 1", "-rate 20000", "-workers 1", "-window 20ms",
-	} {
-		args := "load -limit 100 -window 50ms -duration 150ms -format json " + flags
-		r := invoke(t.Context(), strings.Fields(args)...).report(t)
-		requireBalance(t, r)
-		requireFewErrors(t, r, flags)
-		require.NotEmpty(t, r.Windows, flags)
-		requireWithin(t, 100, spent(r), flags)
-		require.Greater(t, len(r.Windows), 1, flags)
-	}
-}
-
 func TestLoadKeepsItsSchedule(t *testing.T) {
 	r := invoke(t.Context(), strings.Fields("load -rate 2000 -requests 600 -workers 3 -format json")...).report(t)
 	require.EqualValues(t, 600, r.Requests)

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"slices"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -64,68 +62,6 @@ func contents(t *testing.T, s *redistest.Server, key string) backend.Contents {
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	require.Eventually(t, ok, 20*time.Second, 2*time.Millisecond, what)
-}
-
-// TestEightProcessesShareOneLimit is the promise in its plainest form.
-func TestEightProcessesShareOneLimit(t *testing.T) {
-	t.Parallel()
-	const processes, limit, rate = 8, 4000, 2000
-	server := redistest.Start(t)
-	var running []*process
-	for range processes {
-		running = append(running, start(t, nil, "load", "-store", "redis://"+server.Addr(), "-key", "shared",
-			"-limit", strconv.Itoa(limit), "-rate", strconv.Itoa(rate), "-duration", "6s", "-format", "json"))
-	}
-	var reports []report
-	var requests, calls int64
-	for _, p := range running {
-		r := p.end().report(t)
-		requireBalance(t, r)
-		requireFewErrors(t, r)
-		reports = append(reports, r)
-		requests += r.Requests
-		calls += r.StoreCalls
-	}
-	sums := spent(reports...)
-	t.Logf("%d requests, %d store calls, spent by window: %v", requests, calls, sums)
-	requireWithin(t, limit, sums)
-	require.Greater(t, requests, int64(2*limit*len(sums)), "demand was above the limit") // in whole windows four times, but the first and the last are not whole
-	require.Less(t, calls, requests/50)
-	require.InDelta(t, calls, server.Calls("evalsha"), float64(calls)/10, "what is counted is what the server saw")
-
-	whole := complete(reports)
-	require.GreaterOrEqual(t, len(whole), 3, "windows rolled over")
-	for _, reset := range whole {
-		require.GreaterOrEqual(t, sums[window{Key: "shared", Reset: reset}], int64(limit*99/100), "nothing lies idle")
-	}
-	for i, reset := range whole[1:] {
-		require.GreaterOrEqual(t, reset-whole[i], int64(1000), "all tell the same end of the same window")
-	}
-	for _, r := range reports { // one that waits for a processor may come too late for a window's tokens
-		own := slices.DeleteFunc(resetsOf(r), func(reset int64) bool { return reset < whole[0] || reset > whole[len(whole)-1] })
-		require.Greater(t, len(own), len(whole)/2, "each has its part")
-	}
-}
-
-// complete lists the windows of which all processes saw an earlier one and a
-// later one: they were calling all through it, however late one was started.
-func complete(reports []report) []int64 {
-	first, last := int64(0), int64(1<<62)
-	for _, r := range reports {
-		own := resetsOf(r)
-		first, last = max(first, own[0]), min(last, own[len(own)-1])
-	}
-	return slices.DeleteFunc(resetsOf(reports...), func(reset int64) bool { return reset <= first || reset >= last })
-}
-
-// resetsOf lists the ends of all windows in order.
-func resetsOf(reports ...report) []int64 {
-	var list []int64
-	for w := range spent(reports...) {
-		list = append(list, w.Reset)
-	}
-	slices.Sort(list)
-	return slices.Compact(list)
 }
 
 func TestSignalsEndALoadCleanly(t *testing.T) {

@@ -34,31 +34,6 @@ func TestLoadOnRedis(t *testing.T) {
 	require.NotContains(t, o.stdout, "in this process")
 }
 
-func TestLoadOnACluster(t *testing.T) {
-	c := redistest.StartCluster(t, 3, 0)
-	address := "redis-cluster://" + c.Nodes[0].Addr() + "?addr=" + c.Nodes[1].Addr()
-	r := invoke(t.Context(), strings.Fields("load -keys 60 -limit 50 -window 1m -requests 6000 -format json -store "+address)...).report(t)
-	requireBalance(t, r)
-	requireFewErrors(t, r)
-	requireWithin(t, 50, spent(r))
-	for _, node := range c.Nodes {
-		require.Positive(t, node.Calls("evalsha", "eval"), "keys lie on all nodes")
-	}
-	o := invoke(t.Context(), "inspect", "-store", address, "key-7")
-	require.Equal(t, exitOK, o.status, o.stderr)
-	require.Contains(t, o.stdout, "charged    "+strconv.FormatInt(used(r, "key-7"), 10)+", ")
-}
-
-func used(r report, key string) int64 {
-	var n int64
-	for _, w := range r.Windows {
-		if w.Key == key {
-			n += w.Spent
-		}
-	}
-	return n
-}
-
 func TestInspect(t *testing.T) {
 	server := redistest.Start(t)
 	store := "redis://" + server.Addr()

@@ -77,36 +77,6 @@ func TestUnary(t *testing.T) {
 	})
 }
 
-// What metadata and RetryInfo say of a rolling limit is true: something is free at the one, all of it at the reset.
-func TestRollingLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, err := reservoir.New(memstore.New(), reservoir.PerMinute(2).Rolling(), reservoir.WithDirect())
-		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close(t.Context())) }()
-		_, client := serve(t, grpclimit.Server{Limiter: l, Key: one})
-		var header, trailer metadata.MD
-		for left := range int64(2) {
-			_, err := client.EmptyCall(t.Context(), empty, grpc.Header(&header))
-			require.NoError(t, err)
-			assert.Equal(t, 1-left, first(t, header, "x-ratelimit")["remaining"])
-			time.Sleep(20 * time.Second)
-		}
-		_, err = client.EmptyCall(t.Context(), empty, grpc.Trailer(&trailer))
-		assert.Equal(t, codes.ResourceExhausted, status.Code(err))
-		wait, reset := retryDelay(t, err), time.Until(time.Unix(first(t, trailer, "x-ratelimit")["reset"], 0))
-		assert.InDelta(t, 21600*time.Millisecond, wait, float64(1600*time.Millisecond)) // a window after the end of the first call's bucket, and a little so that processes do not all ask at once
-		assert.EqualValues(t, 0, first(t, trailer, "x-ratelimit")["remaining"])
-
-		time.Sleep(wait - time.Millisecond)
-		_, err = client.EmptyCall(t.Context(), empty)
-		assert.Equal(t, codes.ResourceExhausted, status.Code(err))
-		time.Sleep(time.Millisecond)
-		assert.EqualValues(t, 1, remaining(t, l, "one"))
-		time.Sleep(reset - wait)
-		assert.EqualValues(t, 2, remaining(t, l, "one"))
-	})
-}
-
 func costs(n int64) func(context.Context, grpclimit.Call) int64 {
 	return func(context.Context, grpclimit.Call) int64 { return n }
 }

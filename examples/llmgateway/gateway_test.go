@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -330,41 +329,4 @@ func TestModelRefuses(t *testing.T) {
 		require.Equal(t, want == http.StatusTooManyRequests, resp.Header.Get("Retry-After") == "7")
 		require.Equal(t, [3]int64{1, 0, 0}, g.used())
 	}
-}
-
-// Four processes serve 200 concurrent streams of 50 chunks, far within the limits. All store
-// calls count, including first contacts.
-func TestSteady(t *testing.T) {
-	const streams, rounds, words = 200, 4, 50
-	server, model := redistest.Start(t), serveModel(t, standIn{words: words})
-	var all []gated
-	for range 4 {
-		all = append(all, gateOn(t, server, model, func(limits *[3]int64, _ *int64) {
-			*limits = [3]int64{1_000_000, 1_000_000_000, 1_000_000_000_000}
-		}))
-	}
-	for range rounds {
-		var wg sync.WaitGroup
-		for i := range streams {
-			wg.Go(func() {
-				resp, text := ask(t, all[i%4].url+path, completion(1000))
-				if resp.StatusCode != http.StatusOK || strings.Count(text, `la `) != words {
-					t.Error(resp.Status, text)
-				}
-			})
-		}
-		wg.Wait()
-	}
-	var used [3]int64
-	for _, g := range all {
-		for i, n := range g.used() {
-			used[i] += n
-		}
-	}
-	const done = streams * rounds
-	require.Equal(t, [3]int64{done, done * (sung + words), done * (3*sung + 15*words)}, used)
-	require.LessOrEqual(t, float64(calls(server)), 0.05*done+4*3, "and one more for each limit and process, whose first contact gets just what it needs")
-	keys, err := server.Client().Keys(t.Context(), "*").Result()
-	require.NoError(t, err)
-	require.NotContains(t, strings.Join(keys, " "), "sk-")
 }

@@ -40,7 +40,7 @@ type Proxy struct {
 	delay          time.Duration
 	gate           chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, repeated, keyless, lost, delayed, held, heldBytes, cut atomic.Int64
+	swallowed, dropped, repeated, keyless, lost, delayed, held, cut atomic.Int64
 }
 
 // locked calls do with p.mu held.
@@ -234,13 +234,12 @@ func (p *Proxy) Hold(on bool) {
 // while it held.
 func (p *Proxy) Held() int64 { return p.held.Load() }
 
-// arrived counts a chunk of n bytes and returns when it is due.
-func (p *Proxy) arrived(n int, isReply bool) (due time.Time) {
+// arrived counts a chunk and returns when it is due.
+func (p *Proxy) arrived(isReply bool) (due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gate != nil {
 		p.held.Add(1)
-		p.heldBytes.Add(int64(n))
 	}
 	if isReply && p.delay > 0 {
 		p.delayed.Add(1)
@@ -375,7 +374,7 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 		for buf := make([]byte, 64<<10); ; {
 			n, err := from.Read(buf)
 			if n > 0 {
-				queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(n, from == l.server)}
+				queue <- chunk{bytes.Clone(buf[:n]), l.proxy.arrived(from == l.server)}
 			}
 			if err != nil {
 				return

@@ -5,13 +5,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/internal/testnet"
@@ -136,47 +134,4 @@ func mostIn(all []interval, window time.Duration) (most int) {
 		most = max(most, n)
 	}
 	return most
-}
-
-// TestRollingOverload: processes that ask for half as much again as a rolling limit get nearly all of it
-// with few calls, also after many windows. 20 parts of 21 are the most, because 21 buckets count.
-func TestRollingOverload(t *testing.T) {
-	for _, row := range []struct {
-		processes    int
-		share, calls float64 // at least of the limit; at most to what is admitted
-	}{{8, 0.94, 0.01}, {100, 0.94, 0.06}} {
-		synctest.Test(t, func(t *testing.T) {
-			const tokens, warm, end = 60_000, 8 * 63 * time.Second, 11 * 63 * time.Second // a bucket counts for 63 s
-			net, start := testnet.Far(time.Millisecond), time.Now()
-			var admitted, calls atomic.Int64
-			var all sync.WaitGroup
-			for who := range row.processes {
-				l, err := reservoir.New(net.Port(who, 0), reservoir.PerMinute(tokens).Rolling(), reservoir.WithHooks(reservoir.Hooks{
-					StoreCall: func(reservoir.StoreCall) {
-						if time.Since(start) > warm {
-							calls.Add(1)
-						}
-					},
-				}))
-				require.NoError(t, err)
-				draw := rand.New(rand.NewPCG(1, uint64(who)))
-				all.Go(func() {
-					pause := float64(row.processes) * float64(time.Minute) / (1.5 * tokens)
-					for now := time.Duration(0); now < end; now = time.Since(start) {
-						r, err := l.Allow(context.Background(), "k")
-						if assert.NoError(t, err); r.Allowed && now > warm {
-							admitted.Add(1)
-						}
-						time.Sleep(time.Duration(draw.ExpFloat64() * pause))
-					}
-					assert.NoError(t, l.Close(context.Background()))
-				})
-			}
-			all.Wait()
-			share, perAdmitted := float64(admitted.Load())/(tokens*(end-warm).Minutes()), float64(calls.Load())/float64(admitted.Load())
-			t.Logf("%d processes: %.3f of the limit, %.2f %% calls", row.processes, share, 100*perAdmitted)
-			assert.GreaterOrEqual(t, share, row.share)
-			assert.LessOrEqual(t, perAdmitted, row.calls)
-		})
-	}
 }
