@@ -22,20 +22,11 @@ type Fetch struct {
 	Shard  *Shard
 
 	k       *Key   // nil of a probe
+	asks    bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	slot    slot
 	void    int64 // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
-}
-
-// asks reports whether the statement asks for tokens; others only state the account. A rolling limit's renewal does: it is for
-// the buckets after the last of which the key has tokens.
-func (f *Fetch) asks() bool {
-	switch f.Cause {
-	case next.Waiters, next.Probe, next.Reset, next.Prefetch, next.Renew:
-		return true
-	}
-	return false
 }
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second fetch on it first brings the demand estimate
@@ -44,13 +35,13 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	k.findShard()
 	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
 	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last}
-	u.fetch = f
+	u.fetch, f.asks = f, why != next.Charge && why != next.Return
 
 	// What goes back first: others may want it, or it would not be used.
 	switch why {
 	case next.Renew:
 		until, _ := k.Last()
-		surplus = max(k.free()-u.demand.Keeps(*k.Limit.Load(), time.Duration(until-now), now, k.demanded()), 0)
+		surplus = max(k.idle()-u.demand.Keeps(*k.Limit.Load(), time.Duration(until-now), now, k.demanded()), 0)
 	case next.Probe:
 		counts.Probes.Add(1)
 	case next.Prefetch:
@@ -64,12 +55,13 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 			}
 		}
 		if why == next.Return {
-			if u.demand.EndRun(); u.surplus.Told() {
+			if u.demand.EndRun(); u.surplus.Recalled.End != 0 {
+				u.surplus.Recalled = backend.Window{}
 				w.CancelOrder() // or a batch would bring back here what others wait for
 			}
 		}
 	}
-	if f.asks() {
+	if f.asks {
 		if k.first == 0 {
 			k.first = max(now, 1)
 		} else {
@@ -85,7 +77,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	q.Begin, q.End = Period(l, k.shard.Clock())
 	q.Pace, q.Leaving = u.demand.PerWindow(l), k.phase >= leaving
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
-		q.Idle = k.free()
+		q.Idle = k.idle()
 	}
 	q.Waited, q.GaveUp = u.denial.Waited(now)
 	var of backend.Window
@@ -101,7 +93,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	}
 
 	// What to ask for. The store must grant all that the first caller in line lacks, or nothing.
-	if f.asks() {
+	if f.asks {
 		var hand, forLine int64
 		if w.Alive(now) {
 			hand = k.Held()
@@ -116,7 +108,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		q.Need = min(max(u.line.Tokens-forLine, 0)+probe, l.Tokens)
 		q.Least = min(least, q.Need)
 		t := k.sizes(now)
-		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.free(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
+		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.idle(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
 		q.Want, q.Exact, q.Run, f.Reason = o.Want, o.Exact, o.Run, o.Reason
 		if why == next.Probe && k.Limit.Load().Rolls { // nobody waits, so no tokens that come later are promised
 			q.Want, q.Need, q.Least, q.Exact = q.Need, 0, 0, true
@@ -173,7 +165,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			k.env.Counts.Expire(r.Grant)
 		case r.Void: // a copy of this statement was there before; the next one states the account again
 			k.replyLost = true
-			if k.keep(); f.asks() { // what it was granted must go back
+			if k.inUse(); f.asks { // what it was granted must go back
 				u.failedAt = now
 			}
 			if u.void { // twice: the network repeats all
@@ -181,7 +173,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			}
 			u.void, did.unserved = true, errRepeats
 		case r.Astray: // nothing was done; the next one goes by the store's clock
-			if k.keep().astray++; u.astray == MaxAstray {
+			if k.inUse().astray++; u.astray == MaxAstray {
 				u.astray, err = 0, ErrorAstray()
 				f.failed(now, err)
 			}
@@ -203,7 +195,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 	if idle {
 		k.Retire(true)
 	}
-	f.slot.free()
+	f.slot.release()
 	return err
 }
 
@@ -213,13 +205,13 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 // time in a row: the next statement asks anew, whatever became of this one.
 func (f *Fetch) failed(now int64, err error) {
 	k, last := f.k, f.last
-	u := k.keep()
+	u := k.inUse()
 	again := u.pause == 0 && lost(err)
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.ordered >= int64(k.env.Timeout) {
 		last = u.line.Last
 	}
-	if u.rejected = !Outage(err); f.asks() { // others grant nothing
+	if u.rejected = !Outage(err); f.asks { // others grant nothing
 		u.failedAt = now
 	}
 	longest := LongestPause
@@ -257,7 +249,7 @@ func (f *Fetch) countUnserved(now int64, why error) {
 		return
 	}
 	u.unserved = 0
-	f.k.keep().backOff(now, LongestPause)
+	f.k.inUse().backOff(now, LongestPause)
 	f.k.fallBack(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: why})
 }
 
@@ -265,67 +257,81 @@ func (f *Fetch) countUnserved(now int64, why error) {
 // use, whose demand is estimated. Most keys are used less.
 const fewUses = 3
 
-// apply applies the reply to f: the account as the store has it, and a grant; what others hold idle; and what to expect of the rest of the
-// window. It reports whether callers in line wait for tokens that the store has called.
+// apply applies the reply to f. It reports whether callers in line wait for tokens that the store has called. The order of its steps:
+//
+//   - What was spent in the old window is read before the account changes, or debt that the store has just charged would count as demand
+//     twice; and what a denial knew before the recall ends it, or a probe that finds nothing new would let all callers ask at once.
+//   - The account comes before all that reads the stock and the lease, which are those of the reply from then on.
+//   - The new window comes before all that is learnt of it, or Opened would forget that again.
+//   - The recall comes before the denial, or callers would be refused while others return what they wait for.
+//   - The denial comes before the re-order point, or a key that refuses would order batches which the store does not have.
 func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Limit.Load().Rolls
-	u, was, spent, l := k.use, k.Lease.Load(), k.Spent(), *k.Limit.Load()
+	u, spent, l := k.use, k.Spent(), *k.Limit.Load()
 	k.replyLost = false
 	u.backoff, u.pause, u.rejected, u.void = 0, 0, false, false
-
-	// May callers that it does not serve get what others give back?
-	hand := r.Grant
-	if rolls || r.Window == q.Window {
-		hand += k.Held()
-	}
-	need := r.Grant < q.Need
-	reply := denial.Reply{
-		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Called: r.Called > 0,
-		Patience: min(l.Window/backend.RecallPart, k.env.Timeout),
-		InVain:   need || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
-		Served:   r.Called == 0 && (r.Idle == 0 || rolls && need) || !need && r.Remaining > 0 && u.line.Lacks(hand) <= r.Remaining,
-	}
-	if !reply.Served {
-		k.keep()
-	}
-	waits = u.denial.Await(reply, now)
-
-	// The account, and the window.
 	rest := int64(-1) // what the store had left when a caller was refused
 	if u.denial.State == denial.Denied {
-		rest = was.Remaining.Load()
+		rest = k.Lease.Load().Remaining.Load()
 	}
+
+	// The account: what the store has charged, and the grant.
 	m, entered := k.Apply(q, r, c.Sent, now)
-	k.env.Counts.Move(m)
-	k.env.Counts.Extra.Add(k.node.Hash, m.Taken-r.Grant)
+	debt := m.Taken - r.Grant
+	if k.env.Counts.Move(m); debt != 0 {
+		k.env.Counts.Extra.Add(k.node.Hash, debt)
+	}
+	if owed, back := k.Account.Unconfirmed(); q.Leaving && k.phase == leaving && owed+back == 0 { // nothing went back after the statement
+		k.phase = left
+	}
+
+	// The window, if it is another one.
 	if entered {
 		k.short, k.clients, rest = false, k.reported, -1
 		if u.demand != nil {
 			u.demand.Observe(l.Window, now, spent, int64(k.largest.Swap(0)))
 			u.demand.Opened(l.Window, spent, k.Refusals.Load())
 			u.spread = spread(l.Window)
-			u.surplus.Enter()
+			u.surplus.Known, u.surplus.Since = 0, 0 // what was known is of the window before
 		}
 	}
-	u.demand.Skip(m.Taken - r.Grant) // debt that the store has charged is no burst of demand
-	k.reported = uint16(min(r.Clients, math.MaxUint16))
-	if rolls {
+	if k.reported = uint16(min(r.Clients, math.MaxUint16)); rolls {
 		k.clients = k.reported
 	}
-	if debt, back := k.Account.Unconfirmed(); q.Leaving && k.phase == leaving && debt+back == 0 { // nothing went back after the statement
-		k.phase = left
-	}
-	w := k.Lease.Load()
-	if w == nil { // nothing is charged, and so no window is open
-		return waits
-	}
 	k.clients = max(k.reported, k.clients)
+
+	// The recall: may callers whom the reply does not serve get what others give back?
+	lacks := r.Grant < q.Need
+	recall := denial.Reply{
+		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Called: r.Called > 0,
+		Patience: min(l.Window/backend.RecallPart, k.env.Timeout),
+		InVain:   lacks || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
+		Served:   r.Called == 0 && (r.Idle == 0 || rolls && lacks) || !lacks && r.Remaining > 0 && u.line.Lacks(k.Held()) <= r.Remaining,
+	}
+	if !recall.Served {
+		k.inUse()
+	}
+	waits = u.denial.Await(recall, now)
+
+	if u.demand != nil && !rolls {
+		u.demand.Got(r.Grant, r.Used-r.Grant-q.Used)
+	}
+	if u.demand != nil && debt != 0 {
+		u.demand.Skip(debt) // which the store has charged at once, but that is no burst of demand
+	}
+	if k.Lease.Load() != nil { // else nothing is charged, and so no window is open
+		f.expect(c, r, now, rest, waits)
+	}
+	return waits
+}
+
+// expect is the part of apply that says what to expect of the rest of the window: what others may call back here, whether the store has too
+// little, and when to order more. rest is what the store had left when a caller was refused, or -1.
+func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
+	k, q, rolls := f.k, &f.Req, f.k.Limit.Load().Rolls
+	u, w, l := k.use, k.Lease.Load(), *k.Limit.Load()
 	if u.charge != 0 { // debt settled during the fetch can wait, too
 		u.charge = k.chargeAt(now)
-	}
-
-	if !rolls {
-		u.demand.Got(r.Grant, r.Used-r.Grant-q.Used)
 	}
 
 	// What the store believes idle here.
@@ -337,13 +343,14 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	case q.Leaving:
 		known = 0
 	}
-	if u.demand != nil || k.free() > max(known, 0) || r.Lasted > 0 { // or callers have left during the fetch
-		k.keep().surplus.Believes(known)
+	if u.demand != nil || k.idle() > max(known, 0) || r.Lasted > 0 { // or callers have left during the fetch
+		k.inUse().surplus.Known = known
 	}
 
-	// What to expect: a denial if the store has too little for some caller: nothing, too little for the first one that f was made
-	// for, or no more than when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
-	u.demand.Forecast(l, r.State, r.Lasted)
+	// How long the limit lasts, and when tokens of a rolling one count no more.
+	if u.demand != nil {
+		u.demand.Forecast(l, r.State, r.Lasted)
+	}
 	frees := r.Frees
 	if k.short = demand.Short(l, r.State); rolls {
 		if k.short = frees > 0 || r.Remaining < l.Tokens/backend.Buckets; frees > 0 { // processes do not all ask at once
@@ -354,10 +361,13 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		}
 	}
 	u.trip = now - c.Sent
-	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks())) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
+
+	// A denial, if the store has too little for some caller: nothing, too little for the first one that f was made for, or no more than
+	// when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
+	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks)) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
 		k.deny(now, 1)
-	} else {
+	} else if u.demand != nil {
 		u.demand.Exhausted(0)
 	}
 
@@ -372,7 +382,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		u.spread = int64(chance.Part(bucket(l.Window) / renewPart))
 		if u.hold = 0; frees > 0 {
 			u.hold = c.Sent + int64(frees)
-		} else if f.asks() && r.Grant == 0 { // nothing is to be had ahead of time
+		} else if f.asks && r.Grant == 0 { // nothing is to be had ahead of time
 			u.hold = now + int64(bucket(l.Window)/holdPart)
 		}
 		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
@@ -382,10 +392,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 			reorder = max(k.Held()-u.line.Tokens-fewUses, reorder)
 		}
 	}
-	if f.asks() && u.demand != nil {
+	if f.asks && u.demand != nil {
 		k.setReorder(reorder)
-	} else if f.asks() || w.Reorder.Load() != tokens.Due { // it was reached meanwhile
+	} else if f.asks || w.Reorder.Load() != tokens.Due { // it was reached meanwhile
 		w.Reorder.Store(reorder)
 	}
-	return waits
 }

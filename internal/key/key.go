@@ -72,7 +72,7 @@ type use struct {
 	line    waiters.Line[Verdict]
 	denial  denial.Denial
 	surplus surplus.Surplus
-	demand  *demand.Demand // nil until it is worth to keep
+	demand  *demand.Demand // nil until the key is in use; see inUse
 	share   *share         // what the failure policy has admitted; nil = nothing
 
 	fetch    *Fetch // in flight; there is one at a time; nil = none
@@ -191,7 +191,12 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	}
 
 	// Decide.
+	var idle, look int64
+	if w := k.Lease.Load(); w != nil && u.fetch == nil { // a reply may bring what others want
+		idle, look = k.look(now)
+	}
 	facts := k.facts(now, did)
+	facts.Surplus, facts.Look = idle, look
 	why, class, at := next.Step(facts)
 	for why != next.None && class != next.AtOnce && !k.takeSlot(&did.slot, class, facts.Open) {
 		facts.InLine = k.inLine // now only what is more urgent
@@ -205,7 +210,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	}
 	k.publish() // what is at hand now, or not while the fetch may bring what callers wait for
 	if at != next.Never && !(now < u.due && u.due <= at) {
-		k.keep()
+		k.inUse()
 		if u.due = at; u.timer == nil {
 			u.timer = time.AfterFunc(time.Duration(at-now), k.node.State.tick)
 		} else {
@@ -221,8 +226,9 @@ func (k *Key) tick() {
 	k.event(func(int64) effect { k.use.due = 0; return changed })
 }
 
-// keep keeps what is known of the key's use from now on: most keys are fetched for once, and one observation says nothing.
-func (k *machine) keep() *use {
+// inUse makes the key one in use: what is known of its use outlasts the step from now on. Whatever is not to be forgotten calls it. Most keys
+// are fetched for once, and one observation says nothing, so the first fetch does not.
+func (k *machine) inUse() *use {
 	u := k.use
 	if u.demand != nil {
 		return u
@@ -230,7 +236,7 @@ func (k *machine) keep() *use {
 	limit := *k.Limit.Load()
 	u.demand = demand.New(k.Account.Balance, k.first)
 	u.spread = spread(limit.Window)
-	u.surplus.Believes(k.free())
+	u.surplus.Known = k.idle()
 	if w := k.Lease.Load(); w != nil && k.first != 0 { // it was read once, at k.first
 		u.demand.Opened(limit.Window, 0, 0)
 		u.demand.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Latest - k.first), Remaining: w.Remaining.Load()}, 0)
@@ -245,7 +251,7 @@ func spread(window time.Duration) int64 {
 
 // observe brings the estimate of the demand up to date.
 func (k *machine) observe(now int64) {
-	k.keep().demand.Observe(k.Limit.Load().Window, now, k.demanded(), int64(k.largest.Swap(0)))
+	k.inUse().demand.Observe(k.Limit.Load().Window, now, k.demanded(), int64(k.largest.Swap(0)))
 }
 
 // demanded is by what the demand is estimated: the tokens spent. Of a rolling limit those that were refused count, too, because callers
@@ -279,10 +285,10 @@ func (k *machine) publish() {
 	k.Publish(until)
 }
 
-// free is how many of the tokens that the key holds nobody here waits for. That is what a
+// idle is how many of the tokens that the key holds nobody here waits for. That is what a
 // statement says to be idle, and all of it goes back when others want it: a key that keeps
 // what it will use soon makes refusals elsewhere untrue if its callers have moved on.
-func (k *machine) free() int64 { return max(k.Held()-k.use.line.Tokens, 0) }
+func (k *machine) idle() int64 { return max(k.Held()-k.use.line.Tokens, 0) }
 
 // How far a key looks ahead. A Part divides the window, or a bucket.
 const (
@@ -311,14 +317,14 @@ func (k *machine) sizes(now int64) demand.Terms {
 // bucket is the length of a bucket of a rolling limit.
 func bucket(window time.Duration) time.Duration { return window / backend.Buckets }
 
-// facts returns all facts of the key on which its next call depends.
+// facts returns all facts of the key on which its next call depends, but what lies idle. It changes nothing.
 func (k *machine) facts(now int64, did effect) next.Facts {
 	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
 		Denied: u.denial.Until, Probe: did.probe > 0, Alive: w.Alive(now),
-		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Recalled: u.surplus.Called(),
+		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Recalled: u.surplus.Recalled.End != 0,
 	}
 	if u.denial.State == denial.Recalled {
 		f.Recall = u.denial.Ask
@@ -345,24 +351,6 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && returned > 0
 	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
-	// What lies idle. What is unspent of a rolling limit's bucket that is over goes along with the next statement, if the store knows of it.
-	back := int64(0)
-	if rolls {
-		back = returned
-	}
-	switch stock := w.Stock.Load(); {
-	case k.phase >= leaving || k.env.Direct:
-		f.Surplus = stock + back
-	case u.demand == nil || !keeps || f.InFlight: // a reply may bring what others want
-	case !k.env.Caller.Hears(k.env.Stored(k.node.Key)) && !u.surplus.Called():
-		f.Surplus, f.Look = k.outlasts(now)
-	default:
-		f.Surplus, f.Look = u.surplus.Look(surplus.View{
-			Now: now, Window: w.Window, Rolls: rolls, Free: min(k.free(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: k.shard.Lead(), Short: k.short,
-		})
-	}
-	f.Recalled = u.surplus.Called()
-
 	// What to order ahead.
 	if u.demand == nil || k.phase >= leaving || k.env.Direct {
 		return f
@@ -382,24 +370,41 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 // probeSlack is how long after the time of a shard's probe a key looks whether its circuit is still open.
 const probeSlack = 20 * time.Millisecond
 
-// outlasts returns the surplus of a key that cannot be called, and when to look again: tokens that will not be used while the
-// limit lasts, if they are half of the stock, because less is not worth a call.
-func (k *machine) outlasts(now int64) (n, at int64) {
-	u, t, stock := k.use, k.sizes(now), k.Lease.Load().Stock.Load()
-	if !k.short || stock <= t.Limit.Tokens/50/t.Clients {
+// look looks for tokens that go back before anybody here needs them: because others want them, because the key leaves, or because the store
+// cannot call them. It returns how many go now, and when to look again; 0 = no need. No fetch is in flight.
+func (k *machine) look(now int64) (n, at int64) {
+	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
+	stock, back := w.Stock.Load(), int64(0)
+	if rolls { // what is unspent of a bucket that is over goes along with the next statement, if the store knows of it
+		_, back = k.Account.Unconfirmed()
+	}
+	switch {
+	case k.phase >= leaving || k.env.Direct:
+		return stock + back, 0
+	case u.demand == nil || now >= k.Until():
+		return 0, 0
+	case u.surplus.Recalled.End != 0 || k.env.Caller.Hears(k.env.Stored(k.node.Key)):
+		return u.surplus.Look(surplus.View{
+			Now: now, Window: w.Window, Rolls: rolls, Idle: min(k.idle(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: k.shard.Lead(), Short: k.short,
+		})
+	}
+
+	// No message would come. Near the limit it looks for what will not be used while the limit lasts, and returns that if it is half of the
+	// stock, because less is not worth a call.
+	t, pause := k.sizes(now), l.Window/surplus.LookPart
+	if !k.short || stock <= l.Tokens/50/t.Clients {
 		return 0, 0
 	}
-	pause := surplus.Pause(t.Limit.Window)
 	if at = u.surplus.Due(now, pause); now < at { // the rate is not known yet
 		return 0, at
 	}
-	u.surplus.Again(now)
-	lasts := t.Limit.Window
-	if !k.Limit.Load().Rolls {
-		lasts = u.demand.Lasts(t.Limit.Window, t.Passed, t.Open)
+	u.surplus.Since = now
+	lasts := l.Window
+	if !rolls {
+		lasts = u.demand.Lasts(l.Window, t.Passed, t.Open)
 	}
-	soon := u.demand.Soon(t.Limit.Window, max(min(lasts, t.Left), pause), now, k.demanded())
-	if n = min(k.free()-int64(soon), stock); n <= stock/2 {
+	soon := u.demand.Soon(l.Window, max(min(lasts, t.Left), pause), now, k.demanded())
+	if n = min(k.idle()-int64(soon), stock); n <= stock/2 {
 		n = 0
 	}
 	return n, now + int64(pause)
@@ -461,7 +466,7 @@ const exhaustedTimes = 4
 // deny refuses from memory: until it is this process' turn to probe, times as late as usual, or the window ends or, of a rolling limit, some
 // tokens count no more.
 func (k *machine) deny(now int64, times time.Duration) {
-	u, w, window := k.keep(), k.Lease.Load(), k.Limit.Load().Window
+	u, w, window := k.inUse(), k.Lease.Load(), k.Limit.Load().Window
 	if !u.demand.IsExhausted() && !k.Limit.Load().Rolls {
 		k.observe(now)
 		u.demand.Exhausted(now)

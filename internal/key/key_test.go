@@ -416,13 +416,13 @@ func comesForward(t *testing.T, anew bool) {
 		}
 		before := r.sent.Load()
 
-		slot{r.shard, true}.free()
+		slot{r.shard, true}.release()
 		require.True(t, (<-served).Answer.Allowed)
 		synctest.Wait()
 		require.Equal(t, next.Rest, inLine(other), "whose turn is later")
 		require.Equal(t, before+1, r.sent.Load())
 		for range rest {
-			slot{r.shard, false}.free()
+			slot{r.shard, false}.release()
 		}
 		time.Sleep(2 * time.Millisecond)
 		require.Equal(t, before+2, r.sent.Load(), "the other one's; at its own later turn the key needs no call")

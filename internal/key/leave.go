@@ -22,13 +22,13 @@ func (k *Key) Hear(m backend.Message) {
 		case m.Kind == backend.Voided:
 			return k.voided(m.Window, now)
 		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
-			k.keep().surplus.Call(m.Window, rolls)
+			k.inUse().surplus.Recall(m.Window, rolls)
 			return changed
 		case !current:
 		case m.Kind == backend.Exhausted && k.Limit.Load().Tokens <= m.Limit && u.fetch == nil:
 			w.Remaining.Store(0)
-			if k.deny(now, exhaustedTimes); k.free() > 0 {
-				u.surplus.Call(m.Window, rolls)
+			if k.deny(now, exhaustedTimes); k.idle() > 0 {
+				u.surplus.Recall(m.Window, rolls)
 			}
 			return changed
 		case m.Kind == backend.Again:
@@ -61,7 +61,7 @@ func (k *Key) Reset(void backend.Window) {
 // voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
 // may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
 func (k *machine) voided(of backend.Window, now int64) effect {
-	u, w := k.keep(), k.Lease.Load()
+	u, w := k.inUse(), k.Lease.Load()
 	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
 		return unchanged
 	}
@@ -79,7 +79,7 @@ func (k *machine) voided(of backend.Window, now int64) effect {
 // window, so that a false message does no harm.
 func (k *machine) void(now int64) effect {
 	k.Lease.Load().Doubt(now)
-	u := k.keep()
+	u := k.inUse()
 	u.surplus = surplus.Surplus{}
 	u.denial.Reset()
 	return changed

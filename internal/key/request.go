@@ -213,7 +213,7 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	}
 	r, ok := tokens.Refunded{}, false
 	if k.phase != retired {
-		k.keep() // the store does not know that these are idle
+		k.inUse() // the store does not know that these are idle
 		r, ok = k.Tokens.Refund(c.Charge, n, !k.parted, now)
 	}
 	if !ok {
@@ -222,11 +222,11 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	}
 	counts.Extra.Add(k.node.Hash, r.Paid) // spent again
 	counts.Refunded.Add(r.Stock + r.Back + r.Paid)
-	u.surplus.Refund()
+	u.surplus.Refunded = true
 	if u.line.Active == 0 {
 		k.publish()
 	}
-	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.State == denial.Denied || k.free() > u.surplus.Known()}
+	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.State == denial.Denied || k.idle() > u.surplus.Known}
 }
 
 // Overrun charges n tokens that a request has used above its charge: from stock, and what the
@@ -247,7 +247,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		debt := k.Tokens.Overrun(n, now)
 		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
 		if debt > 0 && was == 0 {
-			k.keep().charge = k.chargeAt(now)
+			k.inUse().charge = k.chargeAt(now)
 		}
 		return effect{changed: w.ClaimReorder(w.Stock.Load()) || debt > 0}
 	})
@@ -372,7 +372,7 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 func (k *Key) Refresh() error {
 	k.event(func(int64) effect {
 		if k.env.varies && k.phase != retired {
-			k.keep().asked = k.env.asks.Load()
+			k.inUse().asked = k.env.asks.Load()
 		}
 		return unchanged
 	})

@@ -73,8 +73,8 @@ type slot struct {
 	first bool // it is one that the rest may not take
 }
 
-// free gives the slot, if it is one, to the next key in line.
-func (s slot) free() {
+// release gives the slot, if it is one, to the next key in line.
+func (s slot) release() {
 	if s.shard != nil {
 		s.shard.lane.Free(s.first)
 		s.shard.goOn()

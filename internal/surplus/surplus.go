@@ -8,12 +8,13 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Surplus is what a key knows of others' wishes. The zero Surplus has heard nothing. It is not safe for concurrent use.
+// Surplus is what a key knows of others' wishes. The zero Surplus has heard nothing. It is not safe for concurrent use: the owner's lock guards
+// it, and the owner writes its fields, as well as the methods.
 type Surplus struct {
-	called   backend.Window // others want idle tokens of this window
-	known    int64          // how many tokens the store believes idle here, at most; -1 = it could not call them
-	unknown  int64          // since when tokens may lie here that it cannot call; 0 = none do
-	refunded bool           // tokens were settled that the store does not know to be idle
+	Recalled backend.Window // others want the idle tokens of this window, and no statement has said yet what there is; an End of 0: they do not
+	Known    int64          // how many tokens the store believes idle here, at most; -1 = it could not call them
+	Since    int64          // since when tokens may lie here that it cannot call; 0 = none do
+	Refunded bool           // tokens were settled that the store does not know to be idle
 }
 
 // of is a window in which others want what is idle. Counters of rolling limits have none, so of them only the generation counts.
@@ -24,62 +25,37 @@ func of(w backend.Window, rolls bool) backend.Window {
 	return w
 }
 
-// Call records that others want the idle tokens of w.
-func (s *Surplus) Call(w backend.Window, rolls bool) { s.called = of(w, rolls) }
-
-// Called reports whether others want idle tokens, and were not told what there is.
-func (s *Surplus) Called() bool { return s.called.End != 0 }
-
-// Told records that a statement tells them, and reports whether they wanted any.
-func (s *Surplus) Told() bool {
-	was := s.Called()
-	s.called = backend.Window{}
-	return was
-}
-
-// Believes records how many tokens the store believes idle here; -1 = it could not call them.
-func (s *Surplus) Believes(known int64) { s.known = known }
-
-// Known is what Believes has recorded.
-func (s *Surplus) Known() int64 { return s.known }
-
-// Refund records that tokens were settled.
-func (s *Surplus) Refund() { s.refunded = true }
-
-// Enter forgets what was about the window before.
-func (s *Surplus) Enter() { s.known, s.unknown = 0, 0 }
+// Recall records that others want the idle tokens of w.
+func (s *Surplus) Recall(w backend.Window, rolls bool) { s.Recalled = of(w, rolls) }
 
 // Hear records that messages come again, or have ceased. It reports whether what was called in vain may be wanted. What lies here
 // then goes back soon if the limit runs short.
 func (s *Surplus) Hear(hears, short bool, now int64, window time.Duration) bool {
 	switch {
 	case !hears:
-		s.known = -1
-	case s.known < 0:
-		if s.known = 0; short {
-			s.unknown = now - int64(window) // for long
+		s.Known = -1
+	case s.Known < 0:
+		if s.Known = 0; short {
+			s.Since = now - int64(window) // for long
 		}
 		return true
 	}
 	return false
 }
 
-// lookPart and calmPart divide the window. A key returns a few tokens that the store cannot call at most that often if it runs short, and
-// else.
+// LookPart and calmPart divide the window. A key returns a few tokens that the store cannot call at most that often if it runs short, and
+// else. If no message comes, it looks that often at what it will not use.
 const (
-	lookPart = 60
+	LookPart = 60
 	calmPart = 20
 )
-
-// Pause is how often at most a key that no message reaches looks at what it will not use.
-func Pause(window time.Duration) time.Duration { return window / lookPart }
 
 // View is a key at one instant.
 type View struct {
 	Now    int64
 	Window backend.Window // of the lease
 	Rolls  bool
-	Free   int64 // tokens that nobody in line waits for
+	Idle   int64 // tokens that nobody in line waits for
 	Tokens int64 // of the limit
 	Length time.Duration
 	Lead   time.Duration
@@ -88,21 +64,21 @@ type View struct {
 
 // Look returns how many tokens go back now, and when to look again; 0 = no need.
 func (s *Surplus) Look(v View) (n, at int64) {
-	if s.called == of(v.Window, v.Rolls) {
-		s.known = 0
-		return v.Free, 0
+	if s.Recalled == of(v.Window, v.Rolls) {
+		s.Known = 0
+		return v.Idle, 0
 	}
-	s.called = backend.Window{}
-	if n = v.Free - max(s.known, 0); n <= 0 {
-		s.unknown, s.refunded = 0, false
+	s.Recalled = backend.Window{}
+	if n = v.Idle - max(s.Known, 0); n <= 0 {
+		s.Since, s.Refunded = 0, false
 		return 0, 0
 	}
 	pause := v.Length / calmPart
 	switch {
-	case v.Short && (s.refunded && s.known == 0 || n > v.Tokens/100): // others will want them; not at once, because a crowd gives back one by one
-		pause = min(v.Length/lookPart, v.Lead)
+	case v.Short && (s.Refunded && s.Known == 0 || n > v.Tokens/100): // others will want them; not at once, because a crowd gives back one by one
+		pause = min(v.Length/LookPart, v.Lead)
 	case v.Short:
-		pause = v.Length / lookPart
+		pause = v.Length / LookPart
 	}
 	if at = s.Due(v.Now, pause); v.Now < at {
 		return 0, at
@@ -112,11 +88,8 @@ func (s *Surplus) Look(v View) (n, at int64) {
 
 // Due is when tokens that the store cannot call have been here for as long as pause.
 func (s *Surplus) Due(now int64, pause time.Duration) int64 {
-	if s.unknown == 0 {
-		s.unknown = now
+	if s.Since == 0 {
+		s.Since = now
 	}
-	return s.unknown + int64(pause)
+	return s.Since + int64(pause)
 }
-
-// Again begins that time anew.
-func (s *Surplus) Again(now int64) { s.unknown = now }
