@@ -67,7 +67,7 @@ func (a *ack) concerns(calls []*call) bool {
 // come one at a time, go to their node's client.
 func (a *ack) send(ctx context.Context, client redis.UniversalClient, calls []*call) error {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		node, err := cluster.MasterForKey(ctx, calls[0].tag)
+		node, err := cluster.MasterForKey(ctx, calls[0].tag())
 		if err != nil {
 			calls[0].cmd.SetErr(err)
 			return nil

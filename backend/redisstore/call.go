@@ -23,7 +23,6 @@ type call struct {
 	script     *script
 	ctx        context.Context
 	calls      *inflight.Counter // the store's
-	tag        string            // the first key, by which a cluster finds its node
 	spends     bool              // tokens that were used already, so replicas must have that
 	ledgerless bool              // it does without the ledger, if there is none
 	detached   bool              // only its deadline ends it; see backend.Statement
@@ -170,7 +169,10 @@ func (s *Store) do(c *call) ([]int64, error) {
 	}
 	keys := c.script.keys
 	for first := true; ; first = false {
-		g := s.group(c.ctx, c.tag)
+		g := s.whole
+		if s.cluster != nil {
+			g = s.group(c.ctx, c.tag())
+		}
 		reply, err := c.await(g, keys)
 		if err == nil {
 			s.known.Store(true)
@@ -212,7 +214,7 @@ func (s *Store) read(c *call) []int64 {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, half)
 	defer cancel()
-	twin := &call{script: c.script, ctx: ctx, calls: c.calls, tag: c.tag, reads: c.reads, clock: c.clock, all: slices.Clone(c.all)}
+	twin := &call{script: c.script, ctx: ctx, calls: c.calls, reads: c.reads, clock: c.clock, all: slices.Clone(c.all)}
 	reply, err := twin.await(s.readers[mathrand.IntN(len(s.readers))], c.script.keys)
 	if err != nil {
 		return nil

@@ -77,16 +77,18 @@ func (w *word) String() string { return string(*w) }
 func (s *Store) newCall(ctx context.Context, sc *script, key string, l backend.Limit) *call {
 	c := &call{script: sc, ctx: ctx, reads: sc.reads && !s.noRO.Load(), calls: &s.calls}
 	c.text, c.all = c.room[:0], c.list[:3]
-	keys := keysOf(s.prefix, key, l.Counter())
-	c.tag = keys[0]
-	for _, k := range keys[:sc.keys] {
-		c.add(k)
+	escaped, counter := escape(key), l.Counter()
+	for _, kind := range kinds[:sc.keys] {
+		c.end(appendKey(c.text, s.prefix, escaped, counter, kind))
 	}
 	if now, test := storeclock.From(ctx); test {
 		c.clock = strconv.AppendInt(nil, now.UnixMicro(), 10)
 	}
 	return c
 }
+
+// tag is the first key, by which a cluster finds its node.
+func (c *call) tag() string { return c.all[3].(*word).String() }
 
 // add adds an argument.
 func (c *call) add(text string) { c.end(append(c.text, text...)) }

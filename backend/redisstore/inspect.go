@@ -93,7 +93,7 @@ func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag 
 	found := make(map[string]bool)
 	add := func(name string) {
 		if counter, ok := strings.CutPrefix(name, tag+":"); ok {
-			found[strings.TrimSuffix(strings.TrimSuffix(counter, endKey), ledgerKey)] = true
+			found[strings.TrimSuffix(strings.TrimSuffix(counter, kinds[1]), kinds[2])] = true
 		}
 	}
 	if s.cluster != nil {

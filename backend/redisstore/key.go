@@ -10,27 +10,21 @@ import (
 // they lie in one slot of a Redis Cluster, and no two keys of a limiter have a Redis key in common.
 func tagOf(prefix, key string) string { return prefix + "{" + escape(key) + "}" }
 
-// keysOf returns the keys of a counter: the count's, prefix{key}:60s, the end's and the ledger's. A rolling limit
-// has only the first.
-func keysOf(prefix, key, counter string) [3]string {
-	var b strings.Builder // one allocation, because every call makes them
-	escaped := escape(key)
-	n := len(prefix) + len(escaped) + len(counter) + len("{}:")
-	b.Grow(2*n + len(endKey+ledgerKey))
-	for _, more := range [...]string{endKey, ledgerKey} {
-		for _, part := range [...]string{prefix, "{", escaped, "}:", counter, more} {
-			b.WriteString(part)
-		}
+// What follows the key and the counter in the names of the count, the end and the ledger. A rolling limit has only the first.
+var kinds = [...]string{"", ":exp", ":own"}
+
+// keysOf returns the keys of a counter: prefix{key}:60s, prefix{key}:60s:exp and prefix{key}:60s:own.
+func keysOf(prefix, key, counter string) (all [len(kinds)]string) {
+	for i, kind := range kinds {
+		all[i] = string(appendKey(nil, prefix, escape(key), counter, kind))
 	}
-	all := b.String()
-	return [3]string{all[:n], all[:n+len(endKey)], all[n+len(endKey):]}
+	return all
 }
 
-// What follows the name of the count.
-const (
-	endKey    = ":exp"
-	ledgerKey = ":own"
-)
+func appendKey(text []byte, prefix, escaped, counter, kind string) []byte {
+	text = append(append(append(text, prefix...), '{'), escaped...)
+	return append(append(append(text, "}:"...), counter...), kind...)
+}
 
 // split returns what keysOf has put together to the first key, with prefix.
 func split(name, prefix string) (key, counter string, ok bool) {

@@ -4,9 +4,12 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // tagged is what all keys of a limit begin with.
@@ -42,9 +45,15 @@ func TestTagged(t *testing.T) {
 	}
 }
 
-// TestKeysCostOneAllocation, because every call makes them.
-func TestKeysCostOneAllocation(t *testing.T) {
-	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { keysOf("rl:", "user:123456", "60s") }), 1.0)
+// TestCallIsOneAllocation: all its arguments lie in it. The other one is the counter's name.
+func TestCallIsOneAllocation(t *testing.T) {
+	s, ctx := New(redis.NewClient(&redis.Options{})), t.Context()
+	t.Cleanup(func() { _ = s.client.Close() })
+	require.LessOrEqual(t, testing.AllocsPerRun(100, func() {
+		c := s.newCall(ctx, syncScript, "user:123456", backend.Limit{Tokens: 1000, Window: time.Hour})
+		c.numbers(1<<40, 1<<41, 1<<42)
+		c.declare(3)
+	}), 2.0)
 }
 
 func FuzzTagged(f *testing.F) {
