@@ -52,6 +52,10 @@ test: redis cc ## Run all tests of all modules, with the race detector. SHUFFLE=
 	go list -race -test -export $(PACKAGES) >/dev/null # compiles, but not beside tests whose servers must not wait
 	GOGC=400 GORACE=atexit_sleep_ms=0 go test -race -vet=off $(SHUFFLE) -p=$$(nproc) -timeout=$(TIMEOUT) $(PACKAGES)
 
+.PHONY: quick
+quick: redis ## Run the tests of the limiter and of its keys, without the race detector: half a minute.
+	GOGC=400 go test -timeout=$(TIMEOUT) . ./internal/key
+
 # What was measured goes into the tables of README.md and docs/performance.md, and what is
 # simulated in a moment into docs/choosing.md.
 TABLES = go test -count=1 -run='^(TestTablesOfResults|TestTranscripts)$$' ./docs -update
