@@ -94,7 +94,12 @@ func TestGroup(t *testing.T) {
 						policies = ""
 					}
 					require.Equal(t, policies, resp.Header.Get("RateLimit-Policy"), i)
-					require.Equal(t, step.limits, resp.Header.Get("RateLimit"), i)
+					told, want := strings.Split(resp.Header.Get("RateLimit"), ", "), strings.Split(step.limits, ", ")
+					if step.status == http.StatusTooManyRequests { // of the limit that did not refuse, tokens may be on their way
+						refused := map[string]int{"user": 0, "org": 1}[resp.Header.Get("X-RateLimit-Resource")]
+						told, want = told[refused:][:1], want[refused:][:1]
+					}
+					require.Equal(t, want, told, i)
 					require.Equal(t, step.github, strings.Join([]string{
 						resp.Header.Get("X-RateLimit-Resource"), resp.Header.Get("X-RateLimit-Limit"), resp.Header.Get("X-RateLimit-Remaining"),
 					}, " "), i)
