@@ -1045,7 +1045,7 @@ func TestCallersGoFirst(t *testing.T) {
 // TestLinesHoldNothing: keys in line have no goroutine, while the store is away and after.
 func TestLinesHoldNothing(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		const keys = 2_000
+		const keys, few = 2_000, 20 // goroutines of tests before this one may still begin and end
 		net := testnet.Far(rtt / 2)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
 		p.open(reservoir.Limit{Tokens: 1000, Window: 10 * time.Minute}, reservoir.WithFixedBatch(1))
@@ -1055,19 +1055,19 @@ func TestLinesHoldNothing(t *testing.T) {
 		p.owe(1)
 		p.use(0, keys, time.Second)
 		synctest.Wait()
-		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+few)
 		require.Equal(t, 1, p.opened())
 		calls := net.Count("")
 		time.Sleep(time.Minute) // in which all of them come to stand in line
 		require.EqualValues(t, keys, p.lim.Stats().Debt)
 		assert.LessOrEqual(t, net.Count("")-calls, 2*60+1, "the probes")
-		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+few)
 		net.Faults(nil)
 		time.Sleep(toClose)
 		assert.Zero(t, p.lim.Stats().Debt)
 		assert.Zero(t, p.lim.Stats().Overdrawn)
 		synctest.Wait()
-		assert.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+		assert.LessOrEqual(t, runtime.NumGoroutine(), before+few)
 	})
 }
 
