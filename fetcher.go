@@ -94,7 +94,7 @@ func (c *storeCall) await(ctx context.Context, late func(error)) (here bool, _ e
 	end := make(chan error)
 	go func() {
 		defer calls.End()
-		err := c.run(context.WithoutCancel(ctx), c.l.fetchTimeout)
+		err := c.run(context.WithoutCancel(ctx), c.shard.Timeout())
 		select {
 		case end <- err:
 		case <-ctx.Done():
@@ -134,7 +134,7 @@ func (c caller) Send(f *key.Fetch) {
 		_ = f.End(key.Trip{}, backend.Reply{}, err)
 		return
 	}
-	_ = c.Call(context.Background(), c.l.fetchTimeout, f)
+	_ = c.Call(context.Background(), f.Shard.Timeout(), f)
 }
 
 // Call makes the call of f within ctx and the timeout, and applies its end.

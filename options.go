@@ -87,7 +87,8 @@ func WithLimits(limits func(key string) Limit) Option {
 // WithFetchTimeout bounds how long one call to the store may take: 100 ms by default; d
 // must be more than 0. A caller without stock waits for its own fetch and at most for the
 // rest of the one before, or for the next if its own is lost. A longer timeout tolerates slow replies; a shorter one gives
-// callers an error sooner when the store is away. Callers with stock never wait.
+// callers an error sooner when the store is away. Callers with stock never wait. The first calls
+// to a server may take 2 s, if that is more, because they connect.
 func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetchTimeout = d } }
 
 // WithMaxKeys bounds the number of keys held in memory: 1,048,576 by default, at some

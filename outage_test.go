@@ -981,3 +981,31 @@ func TestPanicsOfLimits(t *testing.T) {
 		assert.EqualValues(t, 3, other.Stats().Spent-other.Stats().Refunded, "no group was served")
 	})
 }
+
+// The first calls to a server make the connection, which takes longer than the fetch timeout if the server is far, or this
+// machine slow. That is no outage, so no policy admits uncharged. Later calls that take as long are one.
+func TestFirstContact(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(300 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt, reservoir.WithFailLocal(0.5))
+		ask := func(key string) (uncharged int64) {
+			crowd(10, func(i int) {
+				_, err := l.Allow(bg, fmt.Sprint(key, i))
+				assert.NoError(t, err)
+			})
+			return l.Stats().Fallbacks
+		}
+		assert.Zero(t, ask("first"))
+		assert.EqualValues(t, 10, ask("second"))
+	})
+	inBubble(t, "nobody is there", func(t *testing.T) {
+		net := testnet.Far(0)
+		net.Always(testnet.Hang)
+		l := open(t, net, reservoir.PerHour(100))
+		begin := time.Now()
+		_, err := l.Allow(bg, "k")
+		require.Error(t, err)
+		require.LessOrEqual(t, time.Since(begin), 2200*time.Millisecond)
+		require.Positive(t, net.Happened(testnet.Hang))
+	})
+}

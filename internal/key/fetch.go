@@ -1,6 +1,7 @@
 package key
 
 import (
+	"context"
 	"errors"
 	"math"
 	"time"
@@ -223,10 +224,10 @@ func (f *Fetch) failed(now int64, err error) {
 	}
 }
 
-// lost reports whether a fetch with that error may have been carried out.
+// lost reports whether a fetch with that error may have been carried out, or took too long.
 func lost(err error) bool {
 	failure, ok := errors.AsType[*backend.Error](err)
-	return ok && failure.Class == backend.Unknown
+	return ok && (failure.Class == backend.Unknown || failure.Class == backend.Unavailable && errors.Is(err, context.DeadlineExceeded))
 }
 
 // backOff sets the pause after a failed fetch, before a fetch that no caller needs at once.

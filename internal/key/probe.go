@@ -23,9 +23,17 @@ type prober struct {
 	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
 }
 
-// connectTime is how long a call may take that nobody waits for: dial, TLS, handshake and
-// the first load of a script, on a far server.
+// connectTime is how long a call may take that nobody waits for, or that is among the first to a server: dial, TLS,
+// handshake and the first load of a script, on a far server.
 const connectTime = 2 * time.Second
+
+// Timeout is how long a call may take. Until one has ended, there is no connection, and to make one is no outage.
+func (s *Shard) Timeout() time.Duration {
+	if s.met.Load() {
+		return s.env.Timeout
+	}
+	return max(s.env.Timeout, connectTime)
+}
 
 // arm sets the timer for the next probe.
 func (s *Shard) arm() {

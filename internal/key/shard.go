@@ -27,6 +27,7 @@ type Shard struct {
 	lane   lane.Lane[*Key] // of the calls that no request waits for
 	keys   atomic.Int64    // in memory that were on this shard when they looked last
 	outage atomic.Pointer[outageError]
+	met    atomic.Bool  // a call has ended
 	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
 	prober
@@ -155,6 +156,7 @@ func (s *Shard) Resume() {
 // Ended records the end of a call for a key of the store: err is nil or a *backend.Error. neutral says that an error tells
 // nothing of the shard, because who made the call has given it up.
 func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutral bool) {
+	s.met.Store(true)
 	outcome := breaker.Answered
 	if failure, ok := errors.AsType[*backend.Error](err); ok {
 		switch {
