@@ -83,7 +83,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	q.Waited, q.GaveUp = u.denial.Waited(now)
 	var of backend.Window
 	if w != nil {
-		of, q.Runs = w.Window, w.Alive(now) && !l.Rolls
+		of, q.Runs = w.Window, w.Alive(now)
 	}
 	if k.Account.State(&q, of); l.Rolls {
 		q.Pace = u.demand.Pace(l, now, k.demanded())

@@ -154,7 +154,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	// Expire. Not after the change, which must not spend what is over.
 	moved, turned := k.Expire(now, u.fetch != nil)
 	k.env.Counts.Move(moved)
-	if u.denial.State == denial.Denied && k.Limit.Load().Rolls && now+u.trip+tokens.Rounding >= k.Lease.Load().Reset.Load() { // some tokens count no more
+	if u.denial.State == denial.Denied && k.Frees() != 0 && now+u.trip+tokens.Rounding >= k.Frees() { // some tokens count no more
 		u.denial.Open()
 		k.Lease.Load().Remaining.Add(1)
 		turned = true
@@ -278,8 +278,8 @@ func (k *machine) publish() {
 		if k.env.ByKey { // so must one now and then, to ask whether the limit was raised
 			until = min(until, u.denial.Recheck)
 		}
-		if k.Limit.Load().Rolls { // or a probe would put off what a refusal has said
-			until = min(until, k.Lease.Load().Reset.Load())
+		if at := k.Frees(); at != 0 { // or a probe would put off what a refusal has said
+			until = min(until, at)
 		}
 	}
 	k.Publish(until)
@@ -426,7 +426,7 @@ func (k *machine) serve(now int64, fresh bool) {
 	if w.Alive(now) {
 		k.Reserve()
 		hand = k.Reserved
-		if until := u.denial.Until; fresh || until != 0 && (now < until || k.Limit.Load().Rolls && now < w.Reset.Load()) {
+		if until := u.denial.Until; fresh || until != 0 && now < max(until, k.Frees()) {
 			rest, to = w.Remaining.Load(), waiters.Windows{Next: max(w.Reset.Load(), now+1), Length: int64(l.Window), Tokens: l.Tokens}
 		}
 	}
@@ -467,13 +467,12 @@ const exhaustedTimes = 4
 // tokens count no more.
 func (k *machine) deny(now int64, times time.Duration) {
 	u, w, window := k.inUse(), k.Lease.Load(), k.Limit.Load().Window
-	if !u.demand.IsExhausted() && !k.Limit.Load().Rolls {
+	ends, mean := w.Latest, times*window/denial.Times
+	if at := k.Frees(); at != 0 {
+		ends, mean = max(at, now+1)-u.trip-tokens.Rounding, times*window/rareTimes
+	} else if !u.demand.IsExhausted() {
 		k.observe(now)
 		u.demand.Exhausted(now)
-	}
-	ends, mean := w.Latest, times*window/denial.Times
-	if k.Limit.Load().Rolls {
-		ends, mean = max(w.Reset.Load(), now+1)-u.trip-tokens.Rounding, times*window/rareTimes
 	}
 	clients := time.Duration(max(k.clients, 1)) // times a year they overflow
 	u.denial.Deny(now, ends, min(mean, math.MaxInt64/64/clients)*clients, window)

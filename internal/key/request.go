@@ -257,13 +257,9 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 // chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
 
-// chargeAt is when to state debt that is settled now. A bucket that is over ends no debt.
+// chargeAt is when to state debt that is settled now.
 func (k *machine) chargeAt(now int64) int64 {
-	at := now + int64(k.Limit.Load().Window)/chargePart
-	if !k.Limit.Load().Rolls {
-		at = min(at, k.Lease.Load().Deadline.Load()-2*int64(k.shard.Lead()))
-	}
-	return at
+	return min(now+int64(k.Limit.Load().Window)/chargePart, k.Until()-2*int64(k.shard.Lead()))
 }
 
 // policy answers, by the failure policy, a request for which the store call failed with err.

@@ -32,9 +32,9 @@ type bucket struct {
 	saidDebt, saidBack int64
 }
 
-// state writes the changes into q.
+// state writes the changes into q. It names no window, but its generation, because none ends, and none runs.
 func (a *Ring) state(q *backend.Statement) {
-	q.Known, q.Changes = a.known, nil
+	q.Window.End, q.Runs, q.Known, q.Changes = 0, false, a.known, nil
 	for i := range a.list {
 		b := &a.list[i]
 		b.saidDebt, b.saidBack = b.debt, b.back

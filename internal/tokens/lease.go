@@ -39,7 +39,7 @@ const (
 // never falls below Deadline, although the store counts in microseconds and its clock may be set.
 func (l *Lease) Read(s backend.State, sent, now int64) {
 	left, deadline := int64(s.Left), l.Deadline.Load()
-	if !l.doubts(sent) {
+	if deadline >= 0 || sent >= -1-deadline { // or the reading is older than a doubt
 		deadline = max(deadline, sent+left-left/drift)
 	}
 	l.Latest = max(min(l.Latest, now+left+left/drift), deadline)
@@ -58,9 +58,6 @@ func (l *Lease) Doubt(now int64) { l.Deadline.Store(-1 - now) }
 
 // Doubted reports whether no reading has lifted a Doubt.
 func (l *Lease) Doubted() bool { return l != nil && l.Deadline.Load() < 0 }
-
-// doubts reports whether a reading that was requested at sent lifts no Doubt, because it is older.
-func (l *Lease) doubts(sent int64) bool { d := l.Deadline.Load(); return d < 0 && sent < -1-d }
 
 // Alive reports whether stock may be spent at now. It is safe for concurrent use.
 func (l *Lease) Alive(now int64) bool { return l != nil && now < l.Deadline.Load() }

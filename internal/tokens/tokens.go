@@ -76,10 +76,10 @@ func (t *Tokens) Until() int64 {
 
 // Frees is when the next tokens of a rolling limit count no more, as the last refusal has said; 0 = the limit has a reset instead.
 func (t *Tokens) Frees() int64 {
-	if t.Account.Ring == nil {
-		return 0
+	if w := t.Lease.Load(); t.Account.Ring != nil && w != nil {
+		return w.Reset.Load()
 	}
-	return t.Lease.Load().Reset.Load()
+	return 0
 }
 
 // Last is until when tokens of the last bucket may be spent of which there are some, and its number; 0 = there is none.
@@ -166,7 +166,8 @@ func (t *Tokens) turn(of backend.Window, sent, latest int64) *Lease {
 		}
 	}
 	if ring != nil {
-		if to.Latest = latest; !to.doubts(sent) {
+		to.Latest = latest
+		if d := to.Deadline.Load(); d >= 0 || sent >= -1-d {
 			to.Deadline.Store(latest)
 			if bucket != 0 {
 				to.Deadline.Store(ring.Deadline(bucket))

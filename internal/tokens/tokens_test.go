@@ -257,7 +257,8 @@ func TestStated(t *testing.T) {
 		assert.False(t, row.x.Empty(), row.name)
 		row.x.Return(2)
 		row.x.Account.State(&q, of)
-		assert.Equal(t, row.x.Account.name(of), q.Window, row.name)
+		assert.Equal(t, of.Gen, q.Window.Gen, row.name)
+		assert.Equal(t, row.x.Account.Ring == nil, q.Window.End != 0, "%s: a ring has no end", row.name)
 		change := q.Change
 		for _, c := range q.Changes {
 			change += c.Tokens
