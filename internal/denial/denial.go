@@ -139,7 +139,7 @@ const answerTime = 2 * time.Millisecond
 // a slow answer is found soon, a lost message is repeated early, and a thousand processes that all want tokens ask four times each.
 func (d *Denial) Await(r Reply, now int64) bool {
 	if r.Served {
-		d.Reset()
+		*d = Denial{Recheck: d.Recheck}
 		return false
 	}
 	// Half of a round trip of ours and up to a quarter more, at random, so that not all who want them ask at one instant. The next

@@ -65,14 +65,6 @@ type Settings struct {
 // Parts names the shard that a key of the store is on, without I/O.
 type Parts interface{ Shard(stored string) string }
 
-// source is where the decision on a request for n tokens came from that stood in line.
-func (s *Settings) source(n int64) Source {
-	if s.Direct || s.Sizing.Max > 0 && n > s.Sizing.Max || s.Sizing.Kind == demand.Fixed && n > s.Sizing.Min {
-		return Direct
-	}
-	return Fetched
-}
-
 // Caller makes the calls of keys. No key is locked meanwhile, except that Hears
 // may be called under the lock of a key.
 type Caller interface {

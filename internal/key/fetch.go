@@ -75,12 +75,16 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	// The account.
 	l := *k.Limit.Load()
 	q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: l.Plain()}
-	q.Begin, q.End = Period(l, k.shard.Clock())
+	if l.Calendar.Period != 0 {
+		q.Begin, q.End = Period(l, k.shard.Clock())
+	}
 	q.Pace, q.Leaving = u.demand.PerWindow(l), k.phase >= leaving
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = k.idle()
 	}
-	q.Waited, q.GaveUp = u.denial.Waited(now)
+	if u.denial.Ask != 0 {
+		q.Waited, q.GaveUp = u.denial.Waited(now)
+	}
 	var of backend.Window
 	if w != nil {
 		of, q.Runs = w.Window, w.Alive(now)
@@ -196,7 +200,9 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 	if idle {
 		k.Retire(true)
 	}
-	f.slot.release()
+	if f.slot.shard != nil {
+		f.slot.release()
+	}
 	return err
 }
 
@@ -234,24 +240,6 @@ func lost(err error) bool {
 func (u *use) backOff(now int64, longest time.Duration) {
 	u.pause = min(max(2*u.pause, FirstPause), longest)
 	u.backoff = now + int64(u.pause/2+chance.Part(u.pause/2))
-}
-
-// countUnserved counts fetches in a row that served none of their callers, because the reply was
-// void, or the grants came after the end of their window; the next fetch opens a new one. If that
-// happens three times, the callers get an error, which says why it has happened the last time.
-func (f *Fetch) countUnserved(now int64, why error) {
-	u := f.k.use
-	first := u.line.First
-	if first == nil || first.Seq > f.last {
-		u.unserved = 0
-		return
-	}
-	if u.unserved++; u.unserved < 3 {
-		return
-	}
-	u.unserved = 0
-	f.k.inUse().backOff(now, LongestPause)
-	f.k.fallBack(f.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: why})
 }
 
 // fewUses is how many tokens of a key's first batch are used before the key counts as one in

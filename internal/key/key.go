@@ -110,7 +110,9 @@ func (k *machine) Used(n int64) {
 	if size := uint32(min(n, 1<<32-1)); size > k.largest.Load() {
 		k.largest.Store(size)
 	}
-	k.env.Counts.Extra.Add(k.node.Hash, n-1)
+	if n > 1 {
+		k.env.Counts.Extra.Add(k.node.Hash, n-1)
+	}
 }
 
 // effect is what an event has changed.
@@ -183,8 +185,17 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		}
 	}
 	k.serve(now, did.fresh)
-	if did.unserved != nil {
-		did.fetch.countUnserved(now, did.unserved)
+	if did.unserved != nil { // a fetch has ended whose reply was void, or whose grants came after the end of their window
+		switch first := u.line.First; {
+		case first == nil || first.Seq > did.fetch.last: // its callers are served
+			u.unserved = 0
+		case u.unserved < 2: // the next fetch opens a new window
+			u.unserved++
+		default: // the third in a row: the callers get an error, which says why it has happened the last time
+			u.unserved = 0
+			k.inUse().backOff(now, LongestPause)
+			k.fallBack(did.fetch.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: did.unserved})
+		}
 	}
 	if u.line.Active == 0 { // otherwise a newcomer could take what the line waits for
 		k.publish()
@@ -192,7 +203,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 
 	// Decide.
 	var idle, look int64
-	if w := k.Lease.Load(); w != nil && u.fetch == nil { // a reply may bring what others want
+	if w := k.Lease.Load(); w != nil && u.fetch == nil && (u.demand != nil || k.phase >= leaving || k.env.Direct) { // a reply may bring what others want
 		idle, look = k.look(now)
 	}
 	facts := k.facts(now, did)
@@ -381,7 +392,7 @@ func (k *machine) look(now int64) (n, at int64) {
 	switch {
 	case k.phase >= leaving || k.env.Direct:
 		return stock + back, 0
-	case u.demand == nil || now >= k.Until():
+	case now >= k.Until():
 		return 0, 0
 	case u.surplus.Recalled.End != 0 || k.env.Caller.Hears(k.env.Stored(k.node.Key)):
 		return u.surplus.Look(surplus.View{
@@ -435,14 +446,18 @@ func (k *machine) serve(now int64, fresh bool) {
 			k.deny(now, 1)
 		}
 		var o Verdict
+		from := Fetched
+		if p := &k.env.Sizing; k.env.Direct || p.Max > 0 && c.N > p.Max || p.Kind == demand.Fixed && c.N > p.Min { // more than a batch brings
+			from = Direct
+		}
 		switch v {
 		case waiters.Grant:
 			k.Reserved -= c.N
 			k.Used(c.N)
-			o.Answer = k.answer(true, c.N, now, k.env.source(c.N))
+			o.Answer = k.answer(true, c.N, now, from)
 		case waiters.Refuse:
 			k.Refusals.Add(1)
-			o.Answer = k.answer(false, c.N, now, k.env.source(c.N))
+			o.Answer = k.answer(false, c.N, now, from)
 		case waiters.Miss:
 			o.Err = ErrDeadline
 		}

@@ -92,8 +92,6 @@ type leavers struct {
 	keys map[counter]*Key
 }
 
-func (k *machine) counter() counter { return counter{k.node.Key, k.Limit.Load().Counter()} }
-
 // mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
 const mostLeavers = 4096
 
@@ -107,7 +105,7 @@ func (l *leavers) add(k *Key) bool {
 	if l.keys == nil {
 		l.keys = make(map[counter]*Key)
 	}
-	l.keys[k.counter()] = k
+	l.keys[counter{k.node.Key, k.Limit.Load().Counter()}] = k
 	return true
 }
 
@@ -115,7 +113,7 @@ func (l *leavers) add(k *Key) bool {
 func (l *leavers) remove(k *Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c := k.counter(); l.keys[c] == k {
+	if c := (counter{k.node.Key, k.Limit.Load().Counter()}); l.keys[c] == k {
 		delete(l.keys, c)
 	}
 }

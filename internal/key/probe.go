@@ -122,24 +122,19 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 		return "", false
 	}
 	for k := range s.env.All {
-		if k.on(s) {
+		k.event(func(int64) effect {
+			if k.phase == retired || k.shard != s {
+				return unchanged
+			}
+			k.findShard()
+			ok = k.shard == s
+			return effect{changed: !ok} // it stands in no line there
+		})
+		if ok {
 			return s.env.Stored(k.node.Key), true
 		}
 	}
 	return "", false
-}
-
-// on reports whether the key is on s. One that was there looks where it is now.
-func (k *Key) on(s *Shard) (still bool) {
-	k.event(func(int64) effect {
-		if k.phase == retired || k.shard != s {
-			return unchanged
-		}
-		k.findShard()
-		still = k.shard == s
-		return effect{changed: !still} // it stands in no line there
-	})
-	return still
 }
 
 // Report calls the hook for each change of the shard.
