@@ -21,12 +21,12 @@ const (
 	Adaptive Kind = iota // by demand
 	Fixed                // Min tokens, or as many as callers wait for
 	Ladder               // more when a batch was used up, fewer when most of one was wasted
+	Direct               // no stock: exactly what callers in line need
 )
 
 // Terms are what sizes depend on besides the demand.
 type Terms struct {
 	Policy
-	Direct  bool // no stock: a statement asks for exactly what callers in line need
 	Limit   backend.Limit
 	Clients int64         // that share the key, this one included
 	Lead    time.Duration // from ordering a batch to having it
@@ -35,51 +35,34 @@ type Terms struct {
 	Passed  time.Duration // since it began
 }
 
-// The parts of the limit, and numbers of batches, that may be held.
+// How much may be held, and how far a batch may go.
 const (
-	idlePart  = 20 // that all clients together may hold for the next large request
+	idlePart  = 20 // of the limit, that all clients together may hold for the next large request
 	mostAhead = 4  // batches held for a request that is larger than a batch: more would cost more calls than that request's own
 	smallPart = 5  // visits that each process' part of the limit must serve at least, so that batches are worth their calls. What callers need exactly costs about two calls a visit
+	trust     = 3  // the largest batch in the first window of a key, in multiples of the tokens seen: its callers may soon be elsewhere
 )
-
-// guided reports whether the store tapers the grants of a fixed window as its limit runs out.
-func (t *Terms) guided() bool { return !t.Direct && t.Kind == Adaptive && !t.Limit.Rolls }
 
 // Ahead reports whether batches are ordered before the stock is gone: always, except where a batch is one token, because then
 // nothing may be held.
-func (t *Terms) Ahead() bool { return !t.Direct && (t.Kind != Fixed || t.Min > 1) }
+func (t *Terms) Ahead() bool { return t.Kind != Direct && (t.Kind != Fixed || t.Min > 1) }
 
-// Small reports whether the limit is so small that a batch would be most of a process' part.
-// Then the store grants what callers wait for, and nothing is ordered ahead.
-func (d *Demand) Small(t *Terms) bool {
-	visit := d.Visit()
-	return t.guided() && (float64(d.idle(t)) < visit || float64(t.Limit.Tokens) < smallPart*visit*float64(t.Clients))
-}
+// tapers reports whether the store tapers the grants as the limit runs out: those of a fixed window.
+func (t *Terms) tapers() bool { return t.Kind == Adaptive && !t.Limit.Rolls }
 
 // idle is how many tokens may lie idle here at rest: a tenth of the limit, or three usual requests, so that a crash costs little.
-func (d *Demand) idle(t *Terms) int64 { return max(t.Limit.Tokens/10, int64(3*d.Size())) }
+func (d *Demand) idle(t *Terms) int64 { return max(t.Limit.Tokens/10, int64(3*d.size)) }
 
-// Largest is the largest batch that the user and the limit allow.
-func (t *Terms) Largest() int64 {
-	if t.Max > 0 {
-		return min(t.Max, t.Limit.Tokens)
-	}
-	return t.Limit.Tokens
+// small reports whether the limit is so small that a batch would be most of a process' part.
+// Then the store grants what callers wait for, and nothing is ordered ahead.
+func (d *Demand) small(t *Terms) bool {
+	visit := d.usual * d.size // tokens
+	return t.tapers() && (float64(d.idle(t)) < visit || float64(t.Limit.Tokens) < smallPart*visit*float64(t.Clients))
 }
 
-// ReorderAt is the stock at which to order the next batch, and -1 if none is to be ordered ahead.
-func (d *Demand) ReorderAt(t *Terms) int64 {
-	if !t.Ahead() || d != nil && t.guided() && d.Within(t.Left) < 1 { // a batch would mostly cost a call for nothing
-		return -1
-	}
-	at := d.Reorder(t.Limit, t.Lead, t.Limit.Tokens/idlePart/t.Clients)
-	if t.Max > 0 {
-		at = min(at, mostAhead*min(t.Max, t.Limit.Tokens))
-	}
-	if t.guided() { // or there would be no room for the batch
-		at = min(at, max(d.idle(t), t.Min)/2)
-	}
-	return at
+// Regular reports whether the key is used often enough to look ahead to the next window: by at least two tokens in each.
+func (d *Demand) Regular(t *Terms) bool {
+	return d != nil && t.Ahead() && d.rate*t.Limit.Window.Seconds() >= 2 && !d.small(t)
 }
 
 // Floor is the smallest batch that is worth a call, for one of so many processes that share
@@ -93,9 +76,35 @@ func Floor(limit, processes int64) int64 {
 	return min(part/3, max(5, part/20))
 }
 
+// ReorderPoint is the stock at which to order the next batch, so that the stock lasts until the batch comes, and -1 if none is to be
+// ordered ahead. At low rates of single tokens it is zero, so the last token orders the batch.
+func (d *Demand) ReorderPoint(t *Terms) int64 {
+	last := d != nil && t.tapers() && d.rate*t.Left.Seconds() < 1 // a batch would mostly cost a call for nothing
+	if d == nil {
+		d = New(0, 0)
+	}
+	if last || !t.Ahead() || d.small(t) {
+		return -1
+	}
+	// What is used in the lead time and three deviations of that, and a large request less one token, because a stock that
+	// cannot serve the next request is useless.
+	expected := max(d.rate, d.recent) * t.Lead.Seconds()
+	spare := min(d.size-1, float64(t.Limit.Tokens/idlePart/t.Clients))
+	at := int64(expected + 3*math.Sqrt(expected*(1+spare)) + spare + 0.5)
+	if t.Max > 0 {
+		at = min(at, mostAhead*min(t.Max, t.Limit.Tokens))
+	}
+	if t.tapers() { // or there would be no room for the batch
+		at = min(at, max(d.idle(t), t.Min)/2)
+	}
+	return at
+}
+
 // Need is what callers need when a batch is ordered.
 type Need struct {
-	Tokens  int64 // that they lack
+	Now     int64
+	Callers int64 // who have come since the last order
+	Tokens  int64 // that callers in line lack
 	Waiting int64 // that they ask for
 	Stock   int64 // that is held beyond that
 	Free    int64 // that nobody in line waits for
@@ -107,85 +116,81 @@ type Need struct {
 type Order struct {
 	Want   int64
 	Exact  bool
-	Run    int64 // how long the run of this process is
+	Run    int64 // how many tokens of the window this process got in a row, in visits before this one
 	Reason string
 }
 
-// Order sizes a batch.
+// Order sizes a batch, which may go beyond the bounds of a policy if callers need more.
 func (d *Demand) Order(t *Terms, n Need) (o Order) {
-	small, guided, paced := d.Small(t), t.guided(), !t.Direct && t.Kind == Adaptive && t.Limit.Rolls
-	// It tops up what a key without demand wants, perhaps beyond the bound of a batch.
-	o.Exact = !guided && !paced || small || t.Max > 0 && t.Max < Floor(t.Limit.Tokens, t.Clients) && !d.Known()
-	switch {
-	case t.Direct:
-		o.Want, o.Reason = n.Tokens, "direct"
-	case small:
-		o.Want, o.Reason = n.Tokens, "small"
-	case paced: // the store knows best for how many buckets
-		o.Want, o.Reason = max(t.Largest(), n.Tokens), "pace"
-	default:
-		o.Want, o.Reason = d.batchSize(t, n)
-		o.Want = max(o.Want, n.Tokens)
+	first := d == nil
+	if first {
+		d = New(0, 0)
 	}
-	if n.Runs && guided {
-		if o.Run = min(d.Run(), t.Largest()); small && float64(o.Run) > d.Size() { // a small limit has batches only while one lasts
-			o.Want, o.Exact, o.Reason = max(o.Want, min(n.Tokens+o.Run, t.Largest())), false, "run"
+
+	// Who comes? A visit that was smaller than the usual one weighs little, because a stock may have served a part of it.
+	if n.Now-d.visited > 2*int64(t.Lead) {
+		if d.callers > 0 {
+			d.usual += min(float64(d.callers)-d.usual, 0) / visitWeight
+		}
+		d.visited, d.callers, d.before = n.Now, 0, d.run
+	}
+	d.callers += n.Callers
+	d.usual = max(d.usual, (d.usual+float64(d.callers))/2)
+
+	// How much by the policy?
+	most := t.Limit.Tokens
+	if t.Max > 0 {
+		most = min(t.Max, most)
+	}
+	floor, small := Floor(t.Limit.Tokens, t.Clients), d.small(t)
+	o.Exact = d.rate == 0 && t.Max > 0 && t.Max < floor // the store tops up what a newcomer wants, perhaps beyond the user's bound
+	switch {
+	case t.Kind == Direct:
+		o.Exact, o.Reason = true, "direct"
+	case t.Kind == Fixed:
+		o.Want, o.Exact, o.Reason = min(max(t.Min, n.Waiting), t.Limit.Tokens), true, "fixed"
+	case t.Kind == Ladder:
+		o.Exact = true
+		switch used := n.Spent - d.batchSpent; {
+		case first:
+			o.Want, o.Reason = t.Min, "first"
+		case t.Open || used >= d.batch: // in an open window a batch is ordered when the last one is used up
+			o.Want, o.Reason = d.batch+max(d.batch/2, 1), "used up"
+		case used < d.batch/2:
+			o.Want, o.Reason = d.batch/2, "wasted"
+		default:
+			o.Want, o.Reason = d.batch, "kept"
+		}
+		o.Want = min(max(o.Want, t.Min), most)
+	case t.Limit.Rolls: // the store knows best for how many buckets
+		o.Want, o.Reason = most, "pace"
+	case small:
+		o.Exact, o.Reason = true, "small"
+	case d.rate == 0: // the store grants a newcomer the floor
+		o.Want, o.Reason = min(max(n.Waiting, t.Min), most), "first"
+	default:
+		// As long as the limit is expected to last, but a sixth of the window at least, because a forecast may be wrong and
+		// idle tokens can be called back; and not beyond the window.
+		ahead := min(max(d.Lasts(t), t.Limit.Window/horizonPart), t.Left, horizonMax)
+		expected, seen := d.rate*ahead.Seconds(), trust*max(n.Spent-d.batchSpent+n.Waiting, 1)
+		if o.Want, o.Reason = int64(math.Ceil(expected))-n.Stock+n.Waiting, "demand"; d.lasted == 0 && expected > float64(seen) {
+			o.Want, o.Reason = seen, "growing"
+		}
+		o.Want = min(max(o.Want, floor, t.Min), most)
+	}
+	o.Want = max(o.Want, n.Tokens)
+
+	// Does this process run alone? A small limit has batches only while that lasts.
+	if n.Runs && t.tapers() {
+		if o.Run = min(d.before, most); small && float64(o.Run) > d.size {
+			o.Want, o.Exact, o.Reason = max(o.Want, min(n.Tokens+o.Run, most)), false, "run"
 		}
 	}
-	if guided || paced { // what is idle here already counts. A batch that the user wants is not cut
+
+	// What is idle here already counts. A batch that the user wants is not cut.
+	if t.Kind == Adaptive {
 		o.Want = min(o.Want, n.Tokens+max(max(d.idle(t), t.Min)-n.Free, 0))
 	}
-	if d != nil {
-		d.batch, d.batchSpent = o.Want, n.Spent
-	}
+	d.batch, d.batchSpent = o.Want, n.Spent
 	return o
-}
-
-// batchSize returns how many tokens to ask for by the policy, including those that callers wait for, and the reason.
-func (d *Demand) batchSize(t *Terms, n Need) (size int64, reason string) {
-	switch t.Kind {
-	case Fixed:
-		return min(max(t.Min, n.Waiting), t.Limit.Tokens), "fixed"
-	case Ladder:
-		size, reason = d.climb(t, n)
-	default:
-		size, reason = d.follow(t, n)
-	}
-	return min(max(size, t.Min), t.Largest()), reason
-}
-
-// climb is one step on the ladder. In an open window a batch is ordered when the last
-// one is used up.
-func (d *Demand) climb(t *Terms, n Need) (int64, string) {
-	if d == nil {
-		return t.Min, "first"
-	}
-	switch spent := n.Spent - d.batchSpent; {
-	case t.Open || spent >= d.batch:
-		return d.batch + max(d.batch/2, 1), "used up"
-	case spent < d.batch/2:
-		return d.batch / 2, "wasted"
-	}
-	return d.batch, "kept"
-}
-
-// follow sizes a batch by demand.
-func (d *Demand) follow(t *Terms, n Need) (int64, string) {
-	if !d.Known() { // the store grants a newcomer the floor
-		return n.Waiting, "first"
-	}
-	floor := Floor(t.Limit.Tokens, t.Clients)
-	expected := d.rate * horizon(t.Limit.Window, t.Left, d.Lasts(t.Limit.Window, t.Passed, t.Open)).Seconds()
-	if most := trust * max(n.Spent-d.batchSpent+n.Waiting, 1); d.lasted == 0 && expected > float64(most) {
-		return max(most, floor), "growing"
-	}
-	return max(int64(math.Ceil(expected))-n.Stock+n.Waiting, floor), "demand"
-}
-
-// SmallestWorth is the smallest grant that is worth a call ahead, after a statement that needed so many tokens.
-func (t *Terms) SmallestWorth(need int64, hears bool) int64 {
-	if hears {
-		return max(need+1, Floor(t.Limit.Tokens, t.Clients)/2)
-	}
-	return need + 1
 }

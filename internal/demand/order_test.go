@@ -35,7 +35,7 @@ func fresh(rate, size float64) *Demand {
 // running is known at 10 tokens a second, and has got run tokens in a row, in visits of so many tokens.
 func running(run int64, visit float64) *Demand {
 	d := known(10, 1)
-	d.before, d.visit.mean = run, visit
+	d.before, d.usual = run, visit
 	return d
 }
 
@@ -57,7 +57,7 @@ func TestOrder(t *testing.T) {
 		need   Need
 		want   string
 	}{
-		{"no stock", func(t *Terms) { t.Direct = true }, known(10, 1), wait(3), "3 exact direct"},
+		{"no stock", func(t *Terms) { t.Kind = Direct }, known(10, 1), wait(3), "3 exact direct"},
 		{"fixed", of(Fixed, 10, 10), nil, wait(0), "10 exact fixed"},
 		{"fixed, and who waits", of(Fixed, 10, 10), nil, wait(99), "99 exact fixed"},
 		{"fixed above the limit", of(Fixed, 99_999, 99_999), nil, wait(0), "60000 exact fixed"},
@@ -111,7 +111,7 @@ func TestOrder(t *testing.T) {
 		{"as much as the user wants", func(t *Terms) { t.Limit.Rolls, t.Max = true, 100 }, known(10, 1), wait(2), "100 pace"},
 		{"and callers need", func(t *Terms) { t.Limit.Rolls, t.Max = true, 100 }, known(10, 1), wait(200), "200 pace"},
 		{"rolling, in fixed batches", func(t *Terms) { t.Policy, t.Limit.Rolls = Policy{Fixed, 10, 10}, true }, nil, wait(2), "10 exact fixed"},
-		{"rolling, without stock", func(t *Terms) { t.Direct, t.Limit.Rolls = true, true }, nil, wait(2), "2 exact direct"},
+		{"rolling, without stock", func(t *Terms) { t.Kind, t.Limit.Rolls = Direct, true }, nil, wait(2), "2 exact direct"},
 	} {
 		o := row.demand.Order(terms(row.terms), row.need)
 		got := fmt.Sprint(o.Want)
@@ -143,18 +143,20 @@ func TestSmall(t *testing.T) {
 		{"a visit that may lie idle", 6, 1, nil, false},
 		{"a visit that may not", 7, 1, nil, true},
 		{"rolling", 7, 1, func(t *Terms) { t.Limit.Rolls = true }, false},
-		{"without stock", 7, 1, func(t *Terms) { t.Direct = true }, false},
+		{"without stock", 7, 1, func(t *Terms) { t.Kind = Direct }, false},
 		{"as the user wants", 7, 1, func(t *Terms) { t.Kind = Fixed }, false},
 	} {
 		x := terms(row.change)
 		x.Limit.Tokens, x.Clients = 60, row.clients
-		assert.Equal(t, row.small, running(0, row.visit).Small(x), row.name)
+		assert.Equal(t, row.small, running(0, row.visit).small(x), row.name)
 	}
 }
 
-// TestReorderAt: 100 tokens go in the 10 ms until a batch comes, so the point is 130; see TestReorder.
-func TestReorderAt(t *testing.T) {
+// TestReorderPoint: 100 tokens go in the 10 ms until a batch comes, and three deviations of that are 30, so the point is 130.
+func TestReorderPoint(t *testing.T) {
 	fast := func() *Demand { return at(10_000, 1) }
+	late := at(5, 1)
+	late.recent = 10_000
 	for _, row := range []struct {
 		name   string
 		terms  func(*Terms)
@@ -162,31 +164,28 @@ func TestReorderAt(t *testing.T) {
 		want   int64
 	}{
 		{"what goes meanwhile", nil, fast(), 130},
+		{"by the rate of late", nil, late, 130},
+		{"when the last token leaves", func(t *Terms) { t.Lead = s / 500 }, at(5, 1), 0},
 		{"nobody knows", nil, nil, 0},
-		{"no stock", func(t *Terms) { t.Direct = true }, fast(), -1},
+		{"no stock", func(t *Terms) { t.Kind = Direct }, fast(), -1},
 		{"one token at a time", func(t *Terms) { t.Policy = Policy{Fixed, 1, 1} }, fast(), -1},
 		{"two", func(t *Terms) { t.Policy = Policy{Fixed, 2, 2} }, fast(), 8},
 		{"four batches at most", func(t *Terms) { t.Max = 20 }, fast(), 80},
-		{"four times the limit", func(t *Terms) { t.Limit.Tokens, t.Max = 20, 100 }, fast(), 1},
+		{"four times the limit", func(t *Terms) { t.Clients, t.Limit.Tokens, t.Max = 1, 20, 100 }, fast(), 1},
 		{"four times the limit, in fixed batches", func(t *Terms) { t.Limit.Tokens, t.Policy = 20, Policy{Fixed, 100, 100} }, fast(), 80},
-		{"half of what may lie idle", func(t *Terms) { t.Limit.Tokens = 100 }, fast(), 5},
-		{"half of what the user wants", func(t *Terms) { t.Limit.Tokens, t.Min = 100, 40 }, fast(), 20},
+		{"half of what may lie idle", func(t *Terms) { t.Clients, t.Limit.Tokens = 1, 100 }, fast(), 5},
+		{"half of what the user wants", func(t *Terms) { t.Clients, t.Limit.Tokens, t.Min = 1, 100, 40 }, fast(), 20},
 		{"rolling, all of it", func(t *Terms) { t.Limit.Tokens, t.Limit.Rolls = 100, true }, fast(), 130},
+		{"a small limit", func(t *Terms) { t.Limit.Tokens = 100 }, fast(), -1},
 		{"one more is used before the end", func(t *Terms) { t.Left = s }, at(1, 1), 0},
 		{"none is", func(t *Terms) { t.Left = s - 1 }, at(1, 1), -1},
 		{"rolling, none is", func(t *Terms) { t.Left, t.Limit.Rolls = s-1, true }, at(1, 1), 0},
+		{"requests of 4, that come seldom", func(t *Terms) { t.Clients = 500 }, at(1.0/60, 4), 3},
+		{"25 go, by requests of 4", func(t *Terms) { t.Clients = 500 }, at(2500, 4), 25 + 30 + 3},
 		{"a large request, of which a hundredth of a twentieth may lie idle", func(t *Terms) { t.Clients, t.Limit.Rolls = 100, true }, at(0, 4000), 30},
 	} {
-		assert.Equal(t, row.want, row.demand.ReorderAt(terms(row.terms)), row.name)
+		assert.Equal(t, row.want, row.demand.ReorderPoint(terms(row.terms)), row.name)
 	}
-}
-
-// TestSmallestWorth: more than callers needed, or half of the smallest batch: of a part of 600 that is 15.
-func TestSmallestWorth(t *testing.T) {
-	x := terms(func(t *Terms) { t.Clients = 100 })
-	assert.EqualValues(t, 15, x.SmallestWorth(2, true))
-	assert.EqualValues(t, 21, x.SmallestWorth(20, true))
-	assert.EqualValues(t, 3, x.SmallestWorth(2, false))
 }
 
 // TestFloor: a twentieth of a process' part, or five tokens, but no more than a third of it.

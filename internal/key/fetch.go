@@ -42,7 +42,8 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 	switch why {
 	case next.Renew:
 		until, _ := k.Last()
-		surplus = max(k.idle()-u.demand.Keeps(*k.Limit.Load(), time.Duration(until-now), now, k.demanded()), 0)
+		uses := u.demand.Uses(*k.Limit.Load(), time.Duration(until-now), now, k.demanded())
+		surplus = max(k.idle()-int64(math.Ceil(uses+3*math.Sqrt(uses))), 0) // three deviations more stay
 	case next.Probe:
 		counts.Probes.Add(1)
 	case next.Prefetch:
@@ -68,8 +69,6 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		} else {
 			k.observe(now)
 		}
-		u.demand.Ordered(now, k.shard.Lead(), u.joined)
-		u.joined = 0
 	}
 
 	// The account.
@@ -90,7 +89,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		of, q.Runs = w.Window, w.Alive(now)
 	}
 	if k.Account.State(&q, of); l.Rolls {
-		q.Pace = u.demand.Pace(l, now, k.demanded())
+		q.Pace = int64(u.demand.Uses(l, l.Window, now, k.demanded()))
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Renew {
 			_, q.After = k.Last()
@@ -113,7 +112,11 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		q.Need = min(max(u.line.Tokens-forLine, 0)+probe, l.Tokens)
 		q.Least = min(least, q.Need)
 		t := k.sizes(now)
-		o := u.demand.Order(&t, demand.Need{Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.idle(), Spent: k.Spent(), Runs: why != next.Probe && !q.Deaf && w.Alive(now)})
+		o := u.demand.Order(&t, demand.Need{
+			Now: now, Callers: u.joined, Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.idle(), Spent: k.Spent(),
+			Runs: why != next.Probe && !q.Deaf && w.Alive(now),
+		})
+		u.joined = 0
 		q.Want, q.Exact, q.Run, f.Reason = o.Want, o.Exact, o.Run, o.Reason
 		if why == next.Probe && k.Limit.Load().Rolls { // nobody waits, so no tokens that come later are promised
 			q.Want, q.Need, q.Least, q.Exact = q.Need, 0, 0, true
@@ -302,21 +305,15 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	waits = u.denial.Await(recall, now)
 
-	if u.demand != nil && !rolls {
-		u.demand.Got(r.Grant, r.Used-r.Grant-q.Used)
-	}
-	if u.demand != nil && debt != 0 {
-		u.demand.Skip(debt) // which the store has charged at once, but that is no burst of demand
-	}
 	if k.Lease.Load() != nil { // else nothing is charged, and so no window is open
-		f.expect(c, r, now, rest, waits)
+		f.expect(c, r, now, debt, rest, waits)
 	}
 	return waits
 }
 
 // expect is the part of apply that says what to expect of the rest of the window: what others may call back here, whether the store has too
-// little, and when to order more. rest is what the store had left when a caller was refused, or -1.
-func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
+// little, and when to order more. debt is what it has charged beside the grant, and rest what it had left when a caller was refused, or -1.
+func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Limit.Load().Rolls
 	u, w, l := k.use, k.Lease.Load(), *k.Limit.Load()
 	if u.charge != 0 { // debt settled during the fetch can wait, too
@@ -338,7 +335,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
 
 	// How long the limit lasts, and when tokens of a rolling one count no more.
 	if u.demand != nil {
-		u.demand.Forecast(l, r.State, r.Lasted)
+		u.demand.Reply(demand.Reply{Limit: l, State: r.State, Lasted: r.Lasted, Grant: r.Grant, Others: r.Used - r.Grant - q.Used, Charged: debt})
 	}
 	frees := r.Frees
 	if k.short = demand.Short(l, r.State); rolls {
@@ -357,7 +354,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
 		k.deny(now, 1)
 	} else if u.demand != nil {
-		u.demand.Exhausted(0)
+		u.demand.Exhausted = 0
 	}
 
 	// When to order the next batch. If the store grants only what is needed, the limit is too small for batches. If it grants less
@@ -366,7 +363,11 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
 	orders := u.denial.State != denial.Denied && r.Remaining > 0
 	switch {
 	case !rolls:
-		orders = orders && !u.demand.Small(&t) && r.Grant >= min(q.Want, t.SmallestWorth(q.Need, hears))
+		worth := q.Need + 1
+		if hears {
+			worth = max(worth, demand.Floor(l.Tokens, t.Clients)/2)
+		}
+		orders = orders && r.Grant >= min(q.Want, worth)
 	case u.demand != nil:
 		u.spread = int64(chance.Part(bucket(l.Window) / renewPart))
 		if u.hold = 0; frees > 0 {
@@ -377,12 +378,12 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, rest int64, waits bool) {
 		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
 	}
 	if orders {
-		if reorder = u.demand.ReorderAt(&t); u.demand == nil && reorder >= 0 {
+		if reorder = u.demand.ReorderPoint(&t); u.demand == nil && reorder >= 0 {
 			reorder = max(k.Held()-u.line.Tokens-fewUses, reorder)
 		}
 	}
 	if f.asks && u.demand != nil {
-		k.setReorder(reorder)
+		k.setReorder(&t, reorder)
 	} else if f.asks || w.Reorder.Load() != tokens.Due { // it was reached meanwhile
 		w.Reorder.Store(reorder)
 	}

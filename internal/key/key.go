@@ -250,7 +250,7 @@ func (k *machine) inUse() *use {
 	u.surplus.Known = k.idle()
 	if w := k.Lease.Load(); w != nil && k.first != 0 { // it was read once, at k.first
 		u.demand.Opened(limit.Window, 0, 0)
-		u.demand.Forecast(limit, backend.State{Window: w.Window, Left: time.Duration(w.Latest - k.first), Remaining: w.Remaining.Load()}, 0)
+		u.demand.Reply(demand.Reply{Limit: limit, State: backend.State{Window: w.Window, Left: time.Duration(w.Latest - k.first), Remaining: w.Remaining.Load()}})
 	}
 	return u
 }
@@ -315,7 +315,10 @@ const (
 // sizes returns what sizes depend on besides the demand.
 func (k *machine) sizes(now int64) demand.Terms {
 	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
-	t := demand.Terms{Policy: e.Sizing, Direct: e.Direct, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
+	t := demand.Terms{Policy: e.Sizing, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
+	if e.Direct {
+		t.Kind = demand.Direct
+	}
 	switch t.Open = w.Alive(now); {
 	case k.Limit.Load().Rolls:
 		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
@@ -367,7 +370,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		return f
 	}
 	if t := k.sizes(now); !rolls {
-		f.Regular = t.Ahead() && u.demand.Regular(l.Window) && !u.demand.Small(&t)
+		f.Regular = u.demand.Regular(&t)
 		f.Used = u.demand.UsedIn(k.Spent(), k.Refusals.Load())
 	} else {
 		f.Low = f.Low && now >= u.hold
@@ -412,9 +415,9 @@ func (k *machine) look(now int64) (n, at int64) {
 	u.surplus.Since = now
 	lasts := l.Window
 	if !rolls {
-		lasts = u.demand.Lasts(l.Window, t.Passed, t.Open)
+		lasts = u.demand.Lasts(&t)
 	}
-	soon := u.demand.Soon(l.Window, max(min(lasts, t.Left), pause), now, k.demanded())
+	soon := u.demand.Uses(t.Limit, max(min(lasts, t.Left), pause), now, k.demanded())
 	if n = min(k.idle()-int64(soon), stock); n <= stock/2 {
 		n = 0
 	}
@@ -485,9 +488,9 @@ func (k *machine) deny(now int64, times time.Duration) {
 	ends, mean := w.Latest, times*window/denial.Times
 	if at := k.Frees(); at != 0 {
 		ends, mean = max(at, now+1)-u.trip-tokens.Rounding, times*window/rareTimes
-	} else if !u.demand.IsExhausted() {
+	} else if u.demand.Exhausted == 0 {
 		k.observe(now)
-		u.demand.Exhausted(now)
+		u.demand.Exhausted = now
 	}
 	clients := time.Duration(max(k.clients, 1)) // times a year they overflow
 	u.denial.Deny(now, ends, min(mean, math.MaxInt64/64/clients)*clients, window)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 	"github.com/go-reservoir/reservoir/internal/waiters"
@@ -155,8 +156,8 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 			k.observe(now)
 		}
 		t := k.sizes(now)
-		if point := k.use.demand.ReorderAt(&t); rest > point {
-			k.setReorder(point)
+		if point := k.use.demand.ReorderPoint(&t); rest > point {
+			k.setReorder(&t, point)
 		}
 		return changed
 	})
@@ -165,10 +166,10 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 // setReorder sets the re-order point. The stock may be below it already, because the batch is
 // smaller than what is used during the next fetch: the hot path reports only a stock that
 // falls to the point.
-func (k *machine) setReorder(point int64) {
+func (k *machine) setReorder(t *demand.Terms, point int64) {
 	w := k.Lease.Load()
 	w.Reorder.Store(point)
-	if point > 0 && k.use.demand.Regular(k.Limit.Load().Window) && k.Held()-k.use.line.Tokens <= point {
+	if point > 0 && k.use.demand.Regular(t) && k.Held()-k.use.line.Tokens <= point {
 		w.Reorder.Store(tokens.Due)
 	}
 }
