@@ -152,7 +152,7 @@ func TestLimitersBesideGitHubs(t *testing.T) {
 		limiters[i] = limiterOn(t, client, reservoir.PerSecond(limit), patient)
 	}
 	var mu sync.Mutex
-	spent, ours, theirs := map[int64]int64{}, 0, 0 // by the window's end, in seconds
+	spent, refused, ours, theirs := map[int64]int64{}, map[int64]bool{}, 0, 0 // by the window's end, in seconds
 	note := func(end int64, who *int) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -168,6 +168,10 @@ func TestLimitersBesideGitHubs(t *testing.T) {
 				r, err := l.Allow(t.Context(), "k")
 				if err == nil && r.Allowed {
 					note(r.Reset.Unix(), &ours)
+				} else if err == nil {
+					mu.Lock()
+					refused[r.Reset.Unix()] = true
+					mu.Unlock()
 				}
 				time.Sleep(500 * time.Microsecond) // about three limits a second in all
 			}
@@ -187,13 +191,16 @@ func TestLimitersBesideGitHubs(t *testing.T) {
 		}
 	})
 	work.Wait()
-	sum := int64(0)
+	full := 0 // windows; on a busy machine some see less demand than the limit
 	for end := first + 1; end <= first+windows; end++ {
 		require.LessOrEqual(t, spent[end], int64(limit), "window %d", end-first)
-		sum += spent[end]
+		if refused[end] {
+			full++
+			require.GreaterOrEqual(t, spent[end], int64(limit*95/100), "window %d", end-first)
+		}
 	}
-	t.Log("of", limit*windows, "were used", sum, "ours", ours, "theirs", theirs)
+	t.Log("full windows:", full, "ours:", ours, "theirs:", theirs)
+	require.Positive(t, full)
 	require.Positive(t, ours)
 	require.Positive(t, theirs)
-	require.GreaterOrEqual(t, sum, int64(limit*windows*98/100))
 }
