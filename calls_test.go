@@ -135,38 +135,6 @@ func TestFailedPrefetchIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A store that is far away and works gives nobody an error: neither callers who come
-// while a fetch that does not cover them is under way, nor a crowd.
-func TestFarStoreGivesNoErrors(t *testing.T) {
-	sizings := everyPolicy()
-	sizings["fixed=100"] = reservoir.WithFixedBatch(100)
-	for name, opt := range sizings {
-		for _, far60 := range []time.Duration{60 * time.Millisecond, 90 * time.Millisecond} {
-			for _, n := range []int64{1, 25, 60} {
-				inBubble(t, fmt.Sprintf("%s/rtt=%v/n=%d", name, far60, n), func(t *testing.T) {
-					l := open(t, testnet.Far(far60/2), reservoir.PerMinute(10_000_000), opt)
-					for range 3 {
-						crowd(5, func(i int) {
-							time.Sleep(time.Duration(i) * 7 * time.Millisecond)
-							_, err := l.AllowN(context.Background(), "k", n)
-							assert.NoError(t, err)
-						})
-					}
-					var failed atomic.Int64
-					crowd(200, func(int) {
-						for range 6 { // batches are small at first, so all of these rounds wait for one
-							if _, err := l.AllowN(context.Background(), "k", n); err != nil {
-								failed.Add(1)
-							}
-						}
-					})
-					assert.Zero(t, failed.Load())
-				})
-			}
-		}
-	}
-}
-
 // The fetch belongs to nobody: who started it may leave, at once and uncharged, and
 // the others are served by it all the same.
 func TestFetchOutlivesItsCaller(t *testing.T) {
@@ -187,71 +155,6 @@ func TestFetchOutlivesItsCaller(t *testing.T) {
 			assert.EqualValues(t, 2, q.l.Stats().Spent)
 			assert.LessOrEqual(t, net.Count(""), 2)
 		})
-	}
-}
-
-// Where the first in line leaves, what it kept others waiting for serves them.
-func TestLeavingHeadFreesItsPlace(t *testing.T) {
-	inBubble(t, "waiters", func(t *testing.T) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10))
-		drain(t, l, "k", 1)
-		q := lineOf(t, l)
-		ctx, cancel := context.WithCancel(context.Background())
-		big := q.add(ctx, true, []int64{10})[0]
-		small := q.wait(times(10, 1)...)
-		begin := time.Now()
-		cancel()
-		<-big.done
-		assert.ErrorIs(t, big.err, context.Canceled)
-		assert.Equal(t, begin, big.at)
-		q.wg.Wait()
-		assert.Less(t, time.Since(begin), 61*time.Second, "all in the next window")
-		assert.NoError(t, small[9].err)
-	})
-	inBubble(t, "stock", func(t *testing.T) {
-		l := open(t, testnet.Far(rtt/2), reservoir.PerMinute(10), reservoir.WithFixedBatch(5))
-		require.True(t, allow(t, l, "k", 2).Allowed) // 3 in stock
-		time.Sleep(time.Second)
-		q := lineOf(t, l)
-		ctx, cancel := context.WithCancel(context.Background())
-		q.add(ctx, false, []int64{4})
-		small := q.allow(3)[0]
-		cancel()
-		begin := time.Now()
-		<-small.done
-		assert.True(t, small.allowed)
-		assert.Equal(t, begin, small.at, "from the stock, without waiting for the fetch")
-	})
-}
-
-// At the reset every process that used the key restocks by itself, soon and not all at
-// once, so that the first request after it finds stock.
-func TestRestockAtReset(t *testing.T) {
-	for name, opt := range batches() {
-		for _, limit := range []reservoir.Limit{reservoir.PerMinute(60_000), {Tokens: 50_000, Window: 2 * time.Second}} {
-			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
-				var d diary
-				all := fleet(t, 10, testnet.Far(rtt/2), limit, opt, d.keep())
-				reset := allow(t, all[0], "k", 1).Reset
-				crowd(10, func(i int) { every(t, all[i], 1, limit.Window/100, reset.Add(-limit.Window/20), nil) })
-				latest := reset.Add(limit.Window/1000 + 5*time.Millisecond + 3*rtt)
-				time.Sleep(time.Until(latest))
-				instants, made := map[time.Time]bool{}, 0
-				for _, c := range d.all() {
-					if c.ended.After(reset) {
-						made++
-						instants[c.begun] = true
-					}
-				}
-				assert.Equal(t, 10, made, "one each")
-				assert.Greater(t, len(instants), 5, "spread")
-				for _, l := range all {
-					r := allow(t, l, "k", 1)
-					assert.Equal(t, reservoir.Local, r.Source)
-					assert.True(t, r.Reset.After(reset))
-				}
-			})
-		}
 	}
 }
 
@@ -1300,25 +1203,6 @@ func TestSmallDemand(t *testing.T) {
 		}
 		require.LessOrEqual(t, ahead, int64(2))
 		require.LessOrEqual(t, calls, int64(1.02*requests))
-	})
-}
-
-// A batch is no larger than its bound, however long a run of grants is.
-func TestRunIsBounded(t *testing.T) {
-	inBubble(t, "Adaptive(1, 2)", func(t *testing.T) {
-		net, most := testnet.Far(rtt/2), atomic.Int64{}
-		all := fleet(t, 19, net, reservoir.PerHour(60))
-		for _, l := range all {
-			allow(t, l, "k", 1)
-		}
-		last := open(t, net.Port(20, 0), reservoir.PerHour(60), reservoir.WithBatch(1, 2), reservoir.WithHooks(reservoir.Hooks{
-			StoreCall: func(c reservoir.StoreCall) { most.Store(max(most.Load(), c.Granted)) }, // one key's calls do not overlap
-		}))
-		for range 30 {
-			allow(t, last, "k", 1)
-			time.Sleep(10 * rtt)
-		}
-		require.EqualValues(t, 2, most.Load())
 	})
 }
 

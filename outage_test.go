@@ -3,7 +3,6 @@ package reservoir_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -373,38 +372,6 @@ func TestHungStoreAndShortDeadlines(t *testing.T) {
 			assert.Equal(t, want.admits, r.Allowed)
 		})
 	}
-}
-
-// A probe knows no limit of a key's own: it is no error, and leaves no trace.
-func TestProbeOfAKeyWithAnotherLength(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var probes, failures atomic.Int64
-		hooks := reservoir.Hooks{StoreCall: func(c reservoir.StoreCall) {
-			switch {
-			case c.Cause == "reopen" && c.Err == nil:
-				probes.Add(1)
-			case c.Err != nil && !errors.Is(c.Err, testnet.ErrCut):
-				failures.Add(1)
-			}
-		}}
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(100), reservoir.WithHooks(hooks), reservoir.WithFixedBatch(1),
-			reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
-		allow(t, l, "k", 1)
-		net.Always(testnet.LoseRequest)
-		for range 10 {
-			_, _ = l.Allow(bg, "k")
-		}
-		net.Faults(nil)
-		time.Sleep(5 * time.Second)
-		assert.True(t, allow(t, l, "k", 1).Allowed)
-		assert.Positive(t, probes.Load())
-		assert.Zero(t, failures.Load())
-		counters, err := net.Inspect(bg, "k")
-		require.NoError(t, err)
-		require.Len(t, counters, 1)
-		assert.Equal(t, []any{"3600s", int64(2)}, []any{counters[0].Counter, counters[0].Used})
-	})
 }
 
 // A store that rejects every call opens no circuit. Keys that have something to state, and for which

@@ -16,7 +16,6 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/testnet"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // What a rolling limit promises, and what it costs. The judges know nothing of buckets, only of times and tokens.
@@ -251,53 +250,6 @@ func TestRollingAfterAnOutage(t *testing.T) {
 // twoWays are the ways to ask for tokens of a rolling limit that differ most.
 var twoWays = map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}
 
-// TestRollingWeakPoints: a process spends what it holds, or has got back, as late as it can, and another takes what counts no more as
-// early as it can.
-func TestRollingWeakPoints(t *testing.T) {
-	const bucket = time.Second / 2
-	limit := reservoir.Limit{Tokens: 100, Window: 20 * bucket}.Rolling()
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		late := 0
-		for _, refunds := range []bool{false, true} {
-			for after := bucket / 4; after < 12*bucket; after += bucket / 4 {
-				time.Sleep(time.Until(time.Now().Truncate(bucket).Add(bucket)))
-				net := testnet.Far(rtt / 2)
-				a, b := open(t, net.Port(0, 0), limit, opt), open(t, net.Port(1, 0), limit)
-				var s spends
-				var back []reservoir.Result
-				for range 30 { // with some pace
-					r := allow(t, a, "k", 2)
-					if back = append(back, r); !refunds {
-						s.add(r, 2)
-					}
-					time.Sleep(bucket / 100)
-				}
-				start := time.Now()
-				time.Sleep(after / 2)
-				for _, r := range back {
-					if refunds {
-						require.NoError(t, a.Refund(bg, r))
-					}
-				}
-				calls := net.Count("")
-				time.Sleep(after / 2)
-				for more := true; more && a.Stats().Held > 0 && net.Count("") == calls; late++ {
-					r := allow(t, a, "k", 1)
-					s.add(r, 1)
-					more = r.Allowed
-				}
-				for ; time.Since(start) < 36*bucket; time.Sleep(bucket / 50) {
-					s.add(allow(t, b, "k", 1), 1)
-				}
-				require.LessOrEqual(t, s.most(limit.Window), limit.Tokens, "refunds %t, after %v", refunds, after)
-				require.NoError(t, a.Close(bg))
-				require.NoError(t, b.Close(bg))
-			}
-		}
-		t.Log(late)
-	})
-}
-
 // TestRollingReset: after a Reset all processes admit all of the limit at once, whether they refused, held stock or have a Wait in line, and
 // no more than that in a window.
 func TestRollingReset(t *testing.T) {
@@ -460,36 +412,6 @@ func TestRollingReturnedTokens(t *testing.T) {
 			}
 		}
 		t.Log(time.Since(begun))
-	})
-}
-
-// TestRollingSharding: each key counts on its shard, and a shard that is away concerns its own keys only.
-func TestRollingSharding(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		nets, limit := []*testnet.Network{testnet.Far(rtt / 2), testnet.Far(rtt / 2)}, reservoir.PerMinute(50).Rolling()
-		store, err := sharding.New(map[string]backend.Store{"a": nets[0], "b": nets[1]})
-		require.NoError(t, err)
-		all := fleet(t, 2, store, limit, opt)
-		shard := map[string]string{}
-		for i := range 20 {
-			key := fmt.Sprint(i)
-			shard[key] = store.Shard(key)
-			require.EqualValues(t, 50, drain(t, all[0], key, 1)+drain(t, all[1], key, 1))
-		}
-		nets[0].Always(testnet.LoseRequest)
-		time.Sleep(2 * time.Minute)
-		failed := 0
-		for key, name := range shard {
-			_, err := all[0].Allow(bg, key)
-			require.Equal(t, name == "a", err != nil, "key %s on %s: %v", key, name, err)
-			if err != nil {
-				failed++
-			}
-		}
-		require.Positive(t, failed)
-		require.Less(t, failed, 20)
-		nets[0].Faults(nil)
-		time.Sleep(time.Minute)
 	})
 }
 

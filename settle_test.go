@@ -3,7 +3,6 @@ package reservoir_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -273,44 +272,6 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		time.Sleep(time.Until(r.Reset) - 20*time.Millisecond)
 		require.NoError(t, l.Settle(bg, r, 150))
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
-	})
-}
-
-// Processes admit and settle at random. The admissions never exceed the limit, and what
-// was used does by as much as is overdrawn, or a little less where others spend what lay idle
-// when the debt was charged.
-func TestSettleAmongProcesses(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for seed := range uint64(5) {
-			const limit = 5000
-			rnd := rand.New(rand.NewPCG(seed, 1))
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 4, net, reservoir.PerHour(limit), opt)
-			var used, charged int64
-			for i := 0; i < 2000; i++ {
-				l, n := all[rnd.IntN(len(all))], 1+rnd.Int64N(20)
-				r, err := l.AllowN(context.Background(), "k", n)
-				require.NoError(t, err)
-				if !r.Allowed {
-					continue
-				}
-				more := rnd.Int64N(5)
-				charged, used = charged+n, used+n+more
-				require.NoError(t, l.Settle(context.Background(), r, n+more))
-				time.Sleep(time.Duration(rnd.IntN(400)) * time.Millisecond)
-			}
-			time.Sleep(5 * time.Minute)
-			sum := stats(all...)
-			require.LessOrEqual(t, charged, int64(limit))
-			require.Equal(t, used, sum.Spent)
-			over := max(used+sum.Held-limit, 0)
-			require.GreaterOrEqual(t, sum.Overdrawn, over, "seed %d", seed)
-			require.LessOrEqual(t, sum.Overdrawn, over+limit/100, "seed %d: debt is charged before what is idle elsewhere", seed)
-			for _, l := range all {
-				balance(t, l)
-				require.NoError(t, l.Close(bg))
-			}
-		}
 	})
 }
 

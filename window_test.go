@@ -505,31 +505,6 @@ func TestBlockCountsFromItsReturn(t *testing.T) {
 	}
 }
 
-// A fetch asked before the block, and gets its answer after it: the answer is the older one.
-func TestOlderAnswerThanABlock(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
-		for when := 0; when < 300; when += 3 { // some are in the middle of a prefetch
-			limit, net := &blockable{tokens: 5000}, testnet.Far(time.Millisecond)
-			limit.slow.Store(int64(100 * time.Millisecond))
-			l := open(t, net, reservoir.PerMinute(5000), opt, limit.option(), patient)
-			for range 50 + when {
-				allow(t, l, "k", 1)
-				time.Sleep(10 * time.Millisecond)
-			}
-			limit.block.Store(true)
-			limit.slow.Store(0)
-			r, err := l.Check(bg, "k")
-			require.NoError(t, err)
-			require.False(t, r.Allowed)
-			for range 50 {
-				require.False(t, allow(t, l, "k", 1).Allowed)
-				time.Sleep(10 * time.Millisecond)
-			}
-			require.NoError(t, l.Close(bg))
-		}
-	})
-}
-
 // A function of WithLimits that returns another limit each time keeps nobody busy: an Allow is
 // decided by one of them, and a Wait ends with its context.
 func TestLimitsThatAlternate(t *testing.T) {
