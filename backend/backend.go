@@ -77,7 +77,8 @@ func (w Window) Time() time.Time {
 type State struct {
 	Window    Window        // the open window; an End of 0 if none is open. That of a rolling limit ends when nothing counts any more
 	Left      time.Duration // until Window ends, by the store's clock, at the moment of reading
-	Remaining int64         // tokens of the request's limit that are not charged to anybody
+	Remaining int64         // tokens of the request's limit that are not charged to anybody; 0 while it is held
+	Held      time.Duration // for how much longer the counter is held; 0 = it is not
 
 	// Frees is, if Remaining of a rolling limit is less than was asked for, the time until
 	// enough of what counts now counts no more.
@@ -86,7 +87,7 @@ type State struct {
 
 // Statement says what one client's account with a counter should be, and asks for tokens. A
 // statement without a Client has no account: it charges Need, all or none, or else Change, which was
-// used above an earlier charge in Window. What is charged without an account never comes back. If both are 0, it does nothing, as a probe.
+// used above an earlier charge in Window. What is charged without an account never comes back. If both are 0, and Hold is, it does nothing, as a probe.
 type Statement struct {
 	Key   string
 	Limit Limit // one by the calendar also has Begin and End
@@ -108,6 +109,12 @@ type Statement struct {
 	// Begin and End are those of the present period by the calendar, Unix ms, and 0 without one. Unless the
 	// store's clock lies between them, it does nothing; see Reply.Astray.
 	Begin, End int64
+
+	// Hold says that from now on, by the store's clock, the counter grants nothing for so long, to anybody. It never shortens a
+	// hold, so it may be said again. 0 is none; at most [MaxWindow], rounded up to a millisecond. It may stand beside all else, with
+	// or without a Client, and opens no window. While the counter is held, none opens, Want and Need count as 0, nobody is called,
+	// and what clients state is charged or returned as ever. A window that ends after the hold goes on with its count. A Reset ends a hold.
+	Hold time.Duration
 
 	Hints
 

@@ -12,12 +12,14 @@ type Inspector interface {
 	Inspect(ctx context.Context, key string) ([]Contents, error)
 }
 
-// Contents is what a store holds in one counter of a key, whose window is open.
+// Contents is what a store holds in one counter of a key whose window is open, or which is held. If none is open, the Window
+// has no End.
 type Contents struct {
 	Counter string // see Limit.Counter
 	Window  Window
 	Left    time.Duration // until Window ends, by the store's clock
 	Used    int64         // tokens charged, with and without an account
+	Held    time.Duration // for how much longer the counter is held; 0 = it is not
 	Idle    int64         // the sum of the clients'
 	Clients []Account     // of the open window, by name
 }

@@ -126,6 +126,8 @@ func (q *Statement) Validate() error {
 		return fmt.Errorf("%w: statement %d of life %d", ErrTokens, q.Seq, q.Life)
 	case q.Client != "" && (q.Least < 0 || q.Need < q.Least || q.Want < q.Need || q.Want > MaxTokens), q.Need > MaxTokens:
 		return fmt.Errorf("%w: want %d, need %d, least %d", ErrTokens, q.Want, q.Need, q.Least)
+	case q.Hold < 0 || q.Hold > MaxWindow:
+		return fmt.Errorf("%w: a hold of %v, want at most %v", ErrLimit, q.Hold, MaxWindow)
 	case outside(q.Mine) || outside(q.Used) || q.Change < -MaxTokens || q.Change > MaxTokens:
 		return fmt.Errorf("%w: %d charged of %d, changed by %d", ErrTokens, q.Mine, q.Used, q.Change)
 	case outside(q.Window.End) || outside(q.Window.Gen) || outside(q.Idle) || outside(q.Pace) || outside(q.Run):

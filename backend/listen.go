@@ -46,7 +46,7 @@ type Message struct {
 	Key     string // as in requests
 	Counter string // of the key, that it is about; none in Changed
 	Window  Window // that it is about: it says nothing of any other window
-	Limit   int64  // tokens of the limit that the sender has: a larger one may not be used up; 0 in Voided and Changed
+	Limit   int64  // tokens of the limit that the sender has: a larger one may not be used up; 0 in Voided, Changed and Held
 }
 
 // Kind is what a message says.
@@ -67,6 +67,9 @@ const (
 	// Changed: Key may have another limit from now on. It has no Window, and goes to all
 	// who listen, by Publish.
 	Changed
+	// Held: a statement has lengthened the hold of Key. The End of Window is that of the hold, by the store's clock. It goes to
+	// all who listen, and only makes them ask.
+	Held
 )
 
 // RecallPart divides the window. Callers of a process wait that part of it at most, or the timeout of a call if that is less, for the

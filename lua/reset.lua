@@ -1,4 +1,5 @@
--- reset: end the open window, if there is one, and void its name in any case, so that nothing of it is charged again.
+-- reset: end the open window, if there is one, and void its name in any case, so that nothing of it is charged again. A hold
+-- ends, too.
 --
 -- KEYS  1 {k}:60s, 2 {k}:60s:exp, 3 {k}:60s:own: see sync
 -- ARGV  1 length     of a window, ms
@@ -22,7 +23,7 @@ if late > 0 and now > late then return { 1, now, 0, 0, 0 } end
 
 local stop = tonumber(redis.call('GET', KEYS[2]) or '0')
 local head = redis.call('HMGET', KEYS[3], 'head')[1] or '0 0 0'
-local hend, gen, clients, before = string.match(head, '^(%d+)%.?(%d*) %d+ (%d+) ?%d* ?(%d*)')
+local hend, gen, clients, before = string.match(head, '^(%d+)%.?(%d*) %d+ (%d+)!?%d* ?%d* ?(%d*)')
 if not stop or not (stop >= 0 and stop < 9007199254740) then return redis.error_reply('BADSTATE the end of the window is not a time') end
 if gen == '' then gen = 0 end
 if not hend or hend + 0 > 9007199254740991 or gen + 0 > 9007199254740990 or clients + 0 > 9007199254740991 then

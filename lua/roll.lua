@@ -5,7 +5,7 @@
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
---         head           "gen clients used span last asked before", and then " promised off" unless both are 0
+--         head           "gen clients used span last asked before", and then " promised off" and "!hold" unless all are 0
 --         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
 --                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
 --         idle           "+idle out calls told at", if one of these is not 0
@@ -15,6 +15,7 @@
 --         clients        that have not left
 --         used           the sum of the counts
 --         span           how many buckets there are from 20 before the present one to the last that has tokens
+--         hold           until when the limit is held, ms of the ring's time: it grants nothing
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked
@@ -31,7 +32,7 @@
 --       3 length         of a window, ms
 --       4 need           tokens that callers wait for
 --       5 how            the sum of: 1 = grant want as it is, 2 = the client gets no messages, 8 = it does not count until it
---                        asks again, 64 = the last argument is the time
+--                        asks again, 64 = the last argument is the time, 128 = it holds the limit
 --       6 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
 --                        the window
 --    then, unless it has no account and none of the figures after these:
@@ -48,13 +49,14 @@
 --      16 changes        "bucket tokens bucket tokens...": by how much its account has changed since the reply known, for
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
 --    then:
+--         hold           ms from now for which the limit is held, unless it is for longer already; only if how has 128
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
 -- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),
---         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, 0, tokens idle in other
+--         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, us for which the limit is still held, tokens idle in other
 --         clients that may be called, clients that were called, us until enough tokens count no more, if it got too
 --         few, and then bucket, tokens for each bucket of the grant }. After 1 and 4 only the time and off are true
--- Messages: as in sync, of kinds 1 and 3
+-- Messages: as in sync, of kinds 1, 3 and 6
 --
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the
 -- client took. What unread statements did is undone, then all that changed since that reply is applied.
@@ -69,13 +71,15 @@ local args = #ARGV
 local limiter, limit, length, need, how, within = unpack(ARGV, 1, 6)
 limit, length, need, how, within = limit + 0, length + 0, need + 0, how + 0, within + 0
 local now
-if how >= 64 then                                      -- tests give the time
+if how % 128 >= 64 then                                -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local extend = 0
+if how >= 128 then extend, args = ARGV[args - 1] + 0, args - 1 end
 local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', '0', '0', 0, 0, 0, ''
 if args > 7 then
   want, least, life, seq = unpack(ARGV, 7, 10)
@@ -93,7 +97,7 @@ local present = floor(now / unit)
 local near = (present - present % 8) / 8 % 5           -- the field of its count
 local own = call('HMGET', KEYS[1], 'head', 'idle', limiter, string.sub('01234', near + 1, near + 1), string.sub('12340', near + 1, near + 1))
 local head, talk, field = own[1], own[2], limiter ~= '' and own[3]
-local hgen, gen, clients, used, span, last, asked, before, promised, off = '0', 0, 0, 0, 0, now, '0', '0', 0, 0
+local hgen, gen, clients, used, span, last, asked, before, promised, off, hold = '0', 0, 0, 0, 0, now, '0', '0', 0, 0, 0
 local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
   local rare
@@ -101,9 +105,9 @@ if head then
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
   clients, used, span, last = clients + 0, used + 0, span + 0, last + 0
   if rare ~= '' then
-    promised, off = match(rare, '^ (%d+) (%d+)$')
+    promised, off, hold = match(rare, '^ (%d+) (%d+)!?(%d*)$')
     if not off then return redis.error_reply('BADSTATE the head of the ring is none') end
-    promised, off = promised + 0, off + 0
+    promised, off, hold = promised + 0, off + 0, hold == '' and 0 or hold + 0
   end
   if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
@@ -112,7 +116,7 @@ if head then
     if idle > most or out + calls + told + at > most then return redis.error_reply('BADSTATE the ring has idle tokens that are none') end
   end
   gen = hgen + 0
-  if gen > most or clients > most or used > most or promised > most or last + off > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if gen > most or clients > most or used > most or promised > most or last + off > most or hold > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
 if last > now + off then now = last else now = now + off end
@@ -166,6 +170,12 @@ if field then
   fseq = fseq + 0
   if flife == life and seq + 0 <= fseq or flife ~= life and life + 0 < flife + 0 then return { 4, raw, 0, 0, 0, off } end  -- it, or a later one, was here
 end
+
+-- hold: while the limit is held, a statement asks for nothing.
+
+local longer = extend > 0 and math.ceil(now / 1000) + extend > hold
+if longer then hold = math.ceil(now / 1000) + extend end
+if hold * 1000 > now then want, need = 0, 0 else hold = 0 end
 
 -- turn: turn the ring to the present. What leaves it is deleted, because its place in the ring comes again.
 
@@ -296,7 +306,7 @@ if limiter ~= '' then
   end
   others, idle = idle - spare, idle - spare + held
   if called then out, at = max(out - 1, 0), ms end
-  if gave and promised > 0 and ring.used < limit then   -- those who were told to wait may come now
+  if gave and promised > 0 and ring.used < limit and hold == 0 then   -- those who were told to wait may come now
     kind, promised, rest, sample = 3, 0, limit - ring.used, 64
     crowd = rest > 32 and 32 or rest > 4 and rest or 4
   elseif need > grant then
@@ -358,7 +368,9 @@ if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have no
 end
 local figures = format('%d %d %d %d ', clients, used, top < low and 0 or top - low + 1, last)
 local fields = { 'head', hgen .. ' ' .. figures .. asked .. ' ' .. before, nil, nil, nil, nil, nil, nil }
-if promised > 0 or off > 0 then fields[2] = fields[2] .. format(' %d %d', promised, off) end
+if promised > 0 or off > 0 or hold > 0 then
+  fields[2] = fields[2] .. format(hold > 0 and ' %d %d!%d' or ' %d %d', promised, off, hold)
+end
 if limiter ~= '' then
   local account, first, final = (leaving and '~' or '') .. hgen .. ' ' .. life .. ' ' .. seq .. ' ' .. fasked, ring.first, ring.final
   if first then account = account .. format(' %d', first - fasked) end
@@ -379,7 +391,11 @@ if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
   fields[#fields + 1], fields[#fields + 2] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
 end
 call('HSET', KEYS[1], unpack(fields))
-if turned then call('PEXPIRE', KEYS[1], 2 * length + 1000) end  -- nothing counts for as long as that
+if turned or longer then call('PEXPIRE', KEYS[1], max(2 * length, hold - ms) + 1000) end  -- nothing counts for as long as that
+if longer then
+  local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('6 %d %s 0 %s', hold, hgen, KEYS[1]))
+  if type(heard) == 'table' then mute = 32 end
+end
 
 local name, hend, wait = hgen, 0, need
 need = others                                          -- a recall is of all
@@ -428,5 +444,9 @@ end
 
 reply[1], reply[2], reply[3], reply[4], reply[5], reply[6], reply[12] = mute, raw, stop, gen, used, off, frees
 if limiter ~= '' then reply[8] = clients end
-if limiter ~= '' and mute == 0 then reply[10], reply[11] = idle - held, kind == 1 and out or waits end
+if hold > 0 then
+  reply[9] = hold * 1000 - now
+elseif limiter ~= '' and mute == 0 then
+  reply[10], reply[11] = idle - held, kind == 1 and out or waits
+end
 return reply

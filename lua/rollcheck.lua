@@ -6,7 +6,8 @@
 -- ARGV  1 length  of a window, ms
 --       2 limit   tokens per window
 --       3 now     Unix us; left out = the server's clock
--- Reply { flags (0), now us (of the server), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, us until the first of them count no more, if there are limit or more }
+-- Reply { flags (0), now us (of the server), end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, us until the first of them count no more, if there are limit or more,
+--         us for which the limit is still held }
 
 local call, format, match, floor, min, max = redis.call, string.format, string.match, math.floor, math.min, math.max
 local most, limiter, length, now = 9007199254740991, '', ARGV[1] + 0, tonumber(ARGV[3])
@@ -22,7 +23,7 @@ local present = floor(now / unit)
 local near = (present - present % 8) / 8 % 5           -- the field of its count
 local own = call('HMGET', KEYS[1], 'head', 'idle', limiter, string.sub('01234', near + 1, near + 1), string.sub('12340', near + 1, near + 1))
 local head, talk, field = own[1], own[2], limiter ~= '' and own[3]
-local hgen, gen, clients, used, span, last, asked, before, promised, off = '0', 0, 0, 0, 0, now, '0', '0', 0, 0
+local hgen, gen, clients, used, span, last, asked, before, promised, off, hold = '0', 0, 0, 0, 0, now, '0', '0', 0, 0, 0
 local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
   local rare
@@ -30,9 +31,9 @@ if head then
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
   clients, used, span, last = clients + 0, used + 0, span + 0, last + 0
   if rare ~= '' then
-    promised, off = match(rare, '^ (%d+) (%d+)$')
+    promised, off, hold = match(rare, '^ (%d+) (%d+)!?(%d*)$')
     if not off then return redis.error_reply('BADSTATE the head of the ring is none') end
-    promised, off = promised + 0, off + 0
+    promised, off, hold = promised + 0, off + 0, hold == '' and 0 or hold + 0
   end
   if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
@@ -41,7 +42,7 @@ if head then
     if idle > most or out + calls + told + at > most then return redis.error_reply('BADSTATE the ring has idle tokens that are none') end
   end
   gen = hgen + 0
-  if gen > most or clients > most or used > most or promised > most or last + off > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if gen > most or clients > most or used > most or promised > most or last + off > most or hold > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
 if last > now + off then now = last else now = now + off end
@@ -126,4 +127,4 @@ if awaited > 0 then
 end
 if ring.bad then return redis.error_reply('BADSTATE the ring has counts that are none') end
 
-return { 0, raw, stop, gen, used, off, frees }
+return { 0, raw, stop, gen, used, off, frees, max(hold * 1000 - now, 0) }

@@ -3,17 +3,18 @@
 -- sync: set one client's account with one counter to what it should be, and grant it tokens.
 --
 -- KEYS  1 {k}:60s      tokens charged in this window, integer. The other two may be left out, and must be where a slot that
---                      moves has none of them yet. A statement without an account may leave out the third, if there is none
+--                      moves has none of them yet. A statement without an account may leave out the third, if there is none and it does not hold
 --       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
 --       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
---         head         "window sum clients", then " claimable before exhausted" and "+idle out calls told at" unless all of
---                      these are 0
+--         head         "window sum clients", then "!hold", " claimable before exhausted" and "+idle out calls told at", each
+--                      unless all of it is 0
 --         a limiter    "window life seq mine", with a ~ before it if the client has left, and after it "+idle", or "+"
 --                      if it was called to return what is idle and has not stated since
 --         window       that the rest is about: its end, Unix ms, and if there was a Reset ".generation", which that
 --                      increases. What is about another window than the open one is void
 --         sum          tokens charged to accounts; the count is not less
 --         clients      that have not left; before: those of the window before
+--         hold         until when the limit is held, Unix ms: it grants nothing, and no window opens. New windows keep it
 --         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
@@ -29,7 +30,8 @@
 --       4 need         tokens that callers wait for
 --       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
---                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time
+--                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time, 128 = it
+--                      holds the limit
 --    then, unless it has no account, no change and no calendar:
 --       6 want         tokens, with need; 0 = only state the account
 --       7 least        tokens that the first caller needs: with less, nothing is granted
@@ -48,15 +50,17 @@
 --      17 begin        of the present period, Unix ms
 --      18 end          of it, Unix ms
 --    then:
+--         hold         ms from now for which the limit is held, unless it is for longer already; only if how has 128
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 64
 -- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
---         tokens idle in other clients that may be called, clients that were called and may still answer }
+--         tokens idle in other clients that may be called, clients that were called and may still answer,
+--         us for which the limit is still held: then want and need count as 0, and the four before it are 0 }
 -- Messages, to the channel prefix .. "reservoir:" .. process, where prefix is all before the { of a key, and process is a
 -- limiter's name up to its last dot: "kind end gen limit {k}:60s"; kind: 1 return what is idle, 2 the limit is used
--- up, 3 tokens are back
+-- up, 3 tokens are back. To prefix .. "reservoir:" goes "6 hold gen 0 {k}:60s" when a hold is lengthened
 --
 -- Invariant: sum is that of the accounts of the window, count >= sum, and count <= limit after a grant. A statement runs
 -- once at most, in order, and says what the store should have. So a grant that nobody read goes with the next one.
@@ -75,13 +79,15 @@ local args = #ARGV
 local limiter, limit, length, need, how = unpack(ARGV, 1, 5)
 limit, length, need, how = limit + 0, length + 0, need + 0, how + 0
 local now
-if how >= 64 then                                      -- tests give the time
+if how % 128 >= 64 then                                -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local extend = 0
+if how >= 128 then extend, args = ARGV[args - 1] + 0, args - 1 end
 local want, least, life, seq, window, wmine, change, wused, widle, pace, run, begins, till = 0, 0, '', '', '0', 0, 0, 0, 0, 0, 0, 0, 0
 if args > 6 then
   want, least, life, seq = unpack(ARGV, 6, 9)
@@ -129,14 +135,18 @@ if limiter ~= '' then
 elseif KEYS[3] then
   head = call('HGET', KEYS[3], 'head')
 end
-local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at, hold = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
   local a, b, c, d, e, more
   name, a, b, c, d, more = match(head, '^((%d+)%.?(%d*)) (%d+) (%d+)(.*)$')
   if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
   hend, sum, clients = a + 0, c + 0, d + 0
   if b ~= '' then hgen = b + 0 end
-  if more ~= '' and limiter ~= '' then
+  if more ~= '' then
+    a, b = match(more, '^!(%d+)(.*)$')
+    if a then hold, more = a + 0, b end
+  end
+  if more ~= '' and (limiter ~= '' or extend > 0) then
     local rare, talk = match(more, '^([ %d]*)(%+?[ %d]*)$')
     a, b, c = match(rare or '', '^ (%d+) (%d+) (%d+)$')
     if a then
@@ -151,7 +161,7 @@ if head then
     end
     if claimable > most or idle > most or before + exhausted + out + calls + told + at > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
   end
-  if hend > most or hgen > most or sum > most or clients > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
+  if hend > most or hgen > most or sum > most or clients > most or hold > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
 end
 local fname, flife, fmine, left, spare, called = '', '', 0, true, 0, false
 if field then
@@ -175,6 +185,9 @@ if stop * 1000 <= now then stop, used = 0, 0 end
 
 local ms, gen, began, fresh, unknown = (now - now % 1000) / 1000, hgen, false, false, false
 local after = now % 1000 > 0 and ms + 1 or ms
+local longer = extend > 0 and after + extend > hold
+if longer then hold = after + extend end
+if hold > ms then want, need = 0, 0 else hold = 0 end  -- while the limit is held, a statement asks for nothing
 local last = after + length + (length < 10000 and (length - length % 10) / 10 or 1000)  -- clocks of two servers may differ by that
 if till == 0 then                                      -- a length of whole seconds ends at a whole second
   till = length % 1000 == 0 and ms - ms % 1000 + length or after + length
@@ -199,7 +212,7 @@ if stop == 0 then
     stop, fresh, began = till, true, limiter ~= ''
     if began and not head and wend == stop then gen = wgen end
   end
-elseif limiter ~= '' and not began and hend ~= stop then
+elseif (limiter ~= '' or longer) and not began and hend ~= stop then
   if not head and wend == stop then gen = wgen end
   began, unknown = true, not head                      -- the ledger is lost, or another program opened the window
 end
@@ -211,7 +224,30 @@ if began then
   claimable = unknown and used or 0
 end
 local timed = stop ~= had or not count                 -- the count and the end are written anew
-local gone = (timed or began) and format('%d', stop + 1000 + (length < 60000 and length or 60000))  -- all keys at once: in a slot that moves, some alone serve nobody
+local gone = stop + (length < 60000 and length or 60000)
+if gone < hold then gone = hold end
+gone = (timed or began) and format('%d', gone + 1000)  -- all keys at once: in a slot that moves, some alone serve nobody
+
+-- hold: write the head, if the hold lasts longer now, or if a head begins that no account writes. All keys last as long as the hold.
+
+local mute = 0
+if KEYS[3] and (longer or began and limiter == '') then
+  head = format(hold > 0 and '%s %d %d!%d' or '%s %d %d', name, sum, clients, hold)
+  if claimable > 0 or before > 0 or exhausted > 0 then head = head .. format(' %d %d %d', claimable, before, exhausted) end
+  if idle > 0 or calls > 0 or told > 0 then head = head .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
+  call('HSET', KEYS[3], 'head', head)
+  if began then call('PEXPIREAT', KEYS[3], gone) end
+end
+if longer then
+  local ends = format('%d', hold + 1000)
+  call('PEXPIREAT', KEYS[3], ends, 'NX')
+  for i = 1, 3 do
+    if i < 3 then call('SET', KEYS[i], 0, 'NX', 'PXAT', ends) end
+    call('PEXPIREAT', KEYS[i], ends, 'GT')
+  end
+  local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('6 %d %d 0 %s', hold, gen, KEYS[1]))
+  if type(heard) == 'table' then mute = 32 end
+end
 
 -- single: a statement without an account charges all that it needs, or what was used above a charge in its window.
 
@@ -225,16 +261,13 @@ if limiter == '' then
   elseif fresh then                                    -- a window opens at its first charge
     stop, used = 0, 0
   end
-  if began and KEYS[3] then
-    call('HSET', KEYS[3], 'head', format(before > 0 and '%s 0 %d 0 %d 0' or '%s 0 %d', name, clients, before))
-    call('PEXPIREAT', KEYS[3], gone)
-  end
   if timed and stop > 0 then
     call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
     call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
   elseif stop > 0 and used ~= was then
     call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
+  if hold > 0 then return { mute, now, stop, stop > 0 and gen or hgen, used, 0, 0, 0, 0, 0, 0, hold * 1000 - now } end
   return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant }
 end
 
@@ -244,6 +277,7 @@ end
 
 if stop == 0 then                                      -- nothing is open: a late copy of an earlier statement must not open a window
   if head then call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq)) end
+  if hold > 0 then return { mute, now, 0, hgen, 0, 0, 0, 0, 0, 0, 0, hold * 1000 - now } end
   return { 0, now, 0, hgen, 0 }
 end
 same = wend == hend and wgen == hgen
@@ -326,6 +360,7 @@ if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPT
 local own = format('%d', mine)
 local all = sum == mine and own or format('%d', sum)
 local where, text = 'head', clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
+if hold > 0 then text = text .. format('!%d', hold) end
 if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
 local whole = text
 if idle > 0 or calls > 0 or told > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
@@ -351,6 +386,7 @@ end
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
+if hold > 0 then return { mute, now, stop, hgen, used, mine, 0, clients, 0, 0, 0, hold * 1000 - now } end
 local others = idle - held
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
 if not short and told == 0 and out == 0 then
@@ -358,7 +394,7 @@ if not short and told == 0 and out == 0 then
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local kind, sample, crowd, again, recalls, sent, mute = 0, 256, 32, false, 1, 0, 0
+local kind, sample, crowd, again, recalls, sent = 0, 256, 32, false, 1, 0
 if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
 elseif short and how % 8 >= 4 and out > 0 and calls < 4 then

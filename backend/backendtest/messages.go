@@ -72,7 +72,7 @@ func (b *bench) hears(process, want string) {
 
 // words returns a message in words.
 func (b *bench) words(m backend.Message) string {
-	kinds := [...]string{"hearing", "recall", "exhausted", "again", "voided", "changed"}
+	kinds := [...]string{"hearing", "recall", "exhausted", "again", "voided", "changed", "held"}
 	text := kinds[m.Kind] + " window=" + b.window(m.Window)
 	if m.Counter != b.limit.Counter() {
 		text += " counter=" + m.Counter

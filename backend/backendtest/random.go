@@ -101,6 +101,14 @@ func (p *random) window() (w backend.Window) {
 	}
 }
 
+// hold is mostly none.
+func (p *random) hold() time.Duration {
+	if p.rnd.IntN(80) > 0 {
+		return 0
+	}
+	return pick(p, 1, time.Millisecond, 1500*time.Microsecond, 10*time.Second, p.length, 2*p.length, backend.MaxWindow)
+}
+
 // period returns a period of a calendar if the limit has one: mostly that in which now lies.
 func (p *random) period(l backend.Limit) (begin, end int64) {
 	if l.Calendar.Period == 0 {
@@ -172,6 +180,7 @@ func (p *random) randomStatement() {
 		Exact: p.rnd.IntN(3) == 0, Waited: p.rnd.IntN(3) == 0, Leaving: p.rnd.IntN(6) == 0, Deaf: p.rnd.IntN(6) == 0, GaveUp: p.rnd.IntN(9) == 0,
 		Idle: p.tokens(pick(p, 0, held, held, backend.MaxTokens)), Pace: pick(p, 0, p.tokens(limit.Tokens), p.tokens(backend.MaxTokens)),
 	}
+	q.Hold = p.hold()
 	if p.rnd.IntN(10) == 0 { // again
 		q.Life, q.Seq = max(q.Life-p.rnd.Int64N(2), 1), max(q.Seq-1-p.rnd.Int64N(3), 1)
 	}
@@ -247,7 +256,7 @@ func (p *random) fillWindow(q *backend.Statement) {
 // withoutClient is a statement without a client.
 func (p *random) withoutClient() {
 	p.t.Helper()
-	q := backend.Statement{Key: p.key, Limit: p.nextLimit(), Window: p.window()}
+	q := backend.Statement{Key: p.key, Limit: p.nextLimit(), Window: p.window(), Hold: p.hold()}
 	if p.rnd.IntN(3) == 0 {
 		q.Change = max(p.tokens(pick[int64](p, 10, 1000, backend.MaxTokens)), 1)
 	} else {
@@ -326,7 +335,7 @@ func (p *random) look() {
 	var want []backend.Contents
 	for at, c := range p.counters {
 		if key, name, _ := strings.Cut(at, " "); key == p.key {
-			if in := c.Contents(now); in.Window.End != 0 {
+			if in := c.Contents(now); in.Window.End != 0 || in.Held > 0 {
 				in.Counter = name
 				want = append(want, in)
 			}

@@ -32,13 +32,13 @@ import (
 // generation is that of=none/gen, and its client has read the reply to its last statement unless known= says otherwise.
 //
 // The calls are take n, which is all or nothing without an account; use n of=, which was used above such a charge in that
-// window, or use 0 changes= of a rolling limit; sync client, whose next statement it is unless seq= says otherwise, with its
+// window, or use 0 changes= of a rolling limit; use 0 hold=, which holds, as hold= of any statement does; sync client, whose next statement it is unless seq= says otherwise, with its
 // window as of=, which runs until its end, unless the call says ended; crowd n, the statements of n clients; check; and reset.
 //
 // A reply says whether a request was allowed or denied, what was granted by this reply, what the client's account
 // is charged, and then what the
 // store holds of the counter: the tokens charged, which may be more than the limit, what remains, and the
-// window, if one is open. Only a line that names them compares clients=, idle=, called=, lasted=, frees= and grants=. A store says what is
+// window, if one is open, and for how long the counter is held, if it is. Only a line that names them compares clients=, idle=, called=, lasted=, frees= and grants=. A store says what is
 // charged if it is an Inspector.
 //
 // A change of a figure is a change of what stores promise. Write it by hand, with its reason after the
@@ -57,7 +57,7 @@ func runScripts(t *testing.T, newStore func(t *testing.T) backend.Store) {
 
 // sections are those of all scripts.
 func sections(t testing.TB) (list []string) {
-	for _, name := range []string{"window", "calendar", "account", "grant", "recall", "loss", "reset", "rolling"} {
+	for _, name := range []string{"window", "calendar", "account", "grant", "recall", "loss", "reset", "rolling", "hold"} {
 		text := must(scripts.ReadFile("scripts/" + name + ".txt"))(t)
 		list = append(list, strings.Split("\n"+string(text), "\n== ")[1:]...)
 	}
@@ -278,6 +278,9 @@ func (b *bench) state(at time.Duration, s backend.State) string {
 	words := strings.Fields(fmt.Sprint(b.charged(at), " remaining=", s.Remaining))
 	if s.Window.End != 0 {
 		words = append(words, "window="+b.window(s.Window))
+	}
+	if s.Held > 0 {
+		words = append(words, "held="+seconds(s.Held))
 	}
 	return strings.Join(words, " ")
 }

@@ -137,7 +137,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (list []backend.Content
 			if at.key != key {
 				continue
 			}
-			if c := counter.Contents(now); c.Window != (backend.Window{}) {
+			if c := counter.Contents(now); c.Window.End != 0 || c.Held > 0 {
 				c.Counter = at.counter
 				list = append(list, c)
 			}

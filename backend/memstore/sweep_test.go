@@ -67,7 +67,7 @@ func testSweep(t *testing.T, limit backend.Limit) {
 }
 
 // TestSweepKeepsLedgers: an account and a generation outlive the window, so that a late copy of a statement charges
-// nothing, and what a Reset voided stays void.
+// nothing, what a Reset voided stays void, and a hold lasts.
 func TestSweepKeepsLedgers(t *testing.T) { both(t, testSweepKeepsLedgers) }
 
 func testSweepKeepsLedgers(t *testing.T, limit backend.Limit) {
@@ -85,6 +85,14 @@ func testSweepKeepsLedgers(t *testing.T, limit backend.Limit) {
 	require.NoError(t, err)
 	_, err = s.Reset(at(0), "reset", limit)
 	require.NoError(t, err)
+	for _, key := range []string{"held", "held in a window"} {
+		if key != "held" {
+			_, err = s.Sync(at(0), need(key, limit))
+			require.NoError(t, err)
+		}
+		_, err = s.Sync(at(0), backend.Statement{Key: key, Limit: limit, Hold: 5 * time.Second})
+		require.NoError(t, err)
+	}
 
 	crowd(2500 * time.Millisecond) // a window, a second, and a window more is kept
 	late, err := s.Sync(at(2500*time.Millisecond), q)
@@ -92,6 +100,11 @@ func testSweepKeepsLedgers(t *testing.T, limit backend.Limit) {
 	require.True(t, late.Void)
 	for d := 3 * time.Second; d < 6*time.Second; d += 100 * time.Millisecond {
 		crowd(d)
+		for _, key := range []string{"held", "held in a window"} {
+			state, err := s.Check(at(d), key, limit)
+			require.NoError(t, err)
+			require.Equal(t, max(5*time.Second-d, 0), state.Held, key)
+		}
 	}
 	late, err = s.Sync(at(6*time.Second), q)
 	require.NoError(t, err)

@@ -45,8 +45,8 @@ type call struct {
 	time  [20]byte  // of after
 }
 
-// mostWords is how many keys and arguments the longest statement has, which is one by the calendar.
-const mostWords = 3 + 18
+// mostWords is how many keys and arguments the longest statement has, which is one by the calendar that holds it.
+const mostWords = 3 + 19
 
 // States of a call. It becomes written when go-redis begins to encode it. If it fails
 // before that, or its caller leaves, the server surely does not carry it out: a call that

@@ -26,13 +26,13 @@ type script struct {
 }
 
 var (
-	syncScript  = newScript("sync", lua.Sync, 3, 11, granted)
-	checkScript = newScript("check", lua.Check, 3, 5, nil)
+	syncScript  = newScript("sync", lua.Sync, 3, 12, granted)
+	checkScript = newScript("check", lua.Check, 3, 6, nil)
 	resetScript = newScript("reset", lua.Reset, 3, 5, voids)
 
 	// Those of rolling limits, whose one key holds all.
 	rollScript      = newScript("sync", lua.Roll, 1, rollFields, granted)
-	rollCheckScript = newScript("check", lua.RollCheck, 1, 7, nil)
+	rollCheckScript = newScript("check", lua.RollCheck, 1, 8, nil)
 	rollResetScript = newScript("reset", lua.RollReset, 1, 5, voids)
 )
 

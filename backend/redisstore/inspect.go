@@ -72,7 +72,7 @@ func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, er
 		if err != nil {
 			return nil, err
 		}
-		if contents.Window.End != 0 {
+		if contents.Window.End != 0 || contents.Held > 0 {
 			all = append(all, contents)
 		}
 	}
@@ -131,7 +131,7 @@ type stored struct {
 	own       *redis.MapStringStringCmd
 }
 
-// read returns the open window, as lua/check.lua reads it, or the zero Contents.
+// read returns the counter as lua/check.lua reads it.
 func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 	if rolls(c.counter) {
 		return c.readRing(now.UnixMicro())
@@ -154,14 +154,14 @@ func (c *stored) read(now time.Time) (out backend.Contents, err error) {
 	if sum := number(h[2]); of.Time().After(now) && (end == 0 || end == of.End) {
 		end, count = of.End, max(count, sum)
 	}
-	out = backend.Contents{Counter: c.counter, Window: backend.Window{End: end, Gen: of.Gen}, Used: count}
+	out = backend.Contents{Counter: c.counter, Window: backend.Window{End: end, Gen: of.Gen}, Used: count, Held: held(h[3], now.UnixMicro())}
 	if out.Left = out.Window.Time().Sub(now).Truncate(time.Microsecond); end == 0 || out.Left <= 0 {
-		return backend.Contents{}, nil
+		out.Window.End, out.Left, out.Used = 0, 0, 0
 	}
 	if of != out.Window {
 		return out, nil
 	}
-	out.Idle = number(h[3])
+	out.Idle = number(h[4])
 	out.Clients, err = accounts(own, account, h[1])
 	return out, err
 }
@@ -178,7 +178,7 @@ func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 	last := number(h[2])
 	now = max(now+number(h[3]), last)
 	low := backend.Bucket(last, length) - backend.Buckets
-	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(idle[1])}
+	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(idle[1]), Held: held(h[4], now)}
 	for bucket := max(low, backend.Bucket(now, length)-backend.Buckets); bucket <= low+backend.Buckets+backend.Ahead; bucket++ {
 		group := strings.Split(cmp.Or(own[strconv.FormatInt(bucket/8%5, 10)], "0,0,0,0,0,0,0,0"), ",")
 		if len(group) != 8 {
@@ -189,7 +189,7 @@ func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 			out.Window.End = (backend.BucketEnd(bucket+backend.Buckets, length) + 999) / 1000
 		}
 	}
-	out.Left = microseconds(out.Window.End*1000 - now)
+	out.Left = max(microseconds(out.Window.End*1000-now), 0)
 	maps.DeleteFunc(own, func(name, _ string) bool { return name == "idle" || len(name) == 1 && "0" <= name && name <= "4" })
 	out.Clients, err = accounts(own, ringAccount, h[1])
 	return out, err
@@ -197,11 +197,11 @@ func (c *stored) readRing(now int64) (out backend.Contents, err error) {
 
 // The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua.
 var (
-	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){3} (\d{1,16})(?: \d+){2}(?: \d+ (\d{1,16}))?$`)
+	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){3} (\d{1,16})(?: \d+){2}(?: \d+ (\d{1,16})(?:!(\d{1,16}))?)?$`)
 	ringIdle    = regexp.MustCompile(`^\+(\d{1,16})[ \d]+$`)
 	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[^+]*()(?:\+(\d{0,16}))?$`)
 
-	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
+	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+(?:!(\d{1,16}))?[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
 	account = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
 )
 
@@ -224,6 +224,9 @@ func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)
 	return n
 }
+
+// held is how long a limit is held at now, us, if it is until then, Unix ms.
+func held(until string, now int64) time.Duration { return max(microseconds(number(until)*1000-now), 0) }
 
 // accounts reads the clients' fields that are of the window, or of the ring's generation.
 func accounts(own map[string]string, account *regexp.Regexp, of string) (list []backend.Account, err error) {

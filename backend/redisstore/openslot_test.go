@@ -3,9 +3,11 @@ package redisstore_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
@@ -35,6 +37,10 @@ func TestFreshKeyInAnOpenSlot(t *testing.T) {
 		"charge": func(s *redisstore.Store, key string) error { _, err := charge(ctx, s, key, limit10, 2); return err },
 		"check":  func(s *redisstore.Store, key string) error { _, err := s.Check(ctx, key, limit10); return err },
 		"reset":  func(s *redisstore.Store, key string) error { _, err := s.Reset(ctx, key, limit10); return err },
+		"hold": func(s *redisstore.Store, key string) error {
+			_, err := s.Sync(ctx, backend.Statement{Key: key, Limit: limit10, Hold: time.Hour})
+			return err
+		},
 		"roll": func(s *redisstore.Store, key string) error {
 			_, err := newHolder(s, "a.1", key, rolling10).ask(ctx, 2, 0)
 			return err
@@ -58,7 +64,7 @@ func TestFreshKeyInAnOpenSlot(t *testing.T) {
 		for _, known := range []bool{true, false} {
 			state, err := s.Check(ctx, keysOfSlot(c.SlotOf(name), fmt.Sprint(name, known))(), limit10)
 			require.NoError(t, err)
-			require.Equal(t, map[string]int64{"account": 8, "charge": 4, "check": 10, "reset": 10, "roll": 10}[name], state.Remaining, name)
+			require.Equal(t, map[string]int64{"account": 8, "charge": 4, "check": 10, "reset": 10, "hold": 0, "roll": 10}[name], state.Remaining, name)
 		}
 	}
 	for _, key := range []string{"h1", "h2"} { // opened before the slot was on its way, without a ledger
@@ -70,5 +76,7 @@ func TestFreshKeyInAnOpenSlot(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 4, r.Used)
 		require.Equal(t, "4", from.Client().Get(ctx, "{"+key+"}:60s").Val())
+		_, err = s.Sync(ctx, backend.Statement{Key: key, Limit: limit10, Hold: time.Hour})
+		require.Equal(t, backend.Unavailable, class(t, err), "a hold is in the ledger, which cannot be made here")
 	}
 }

@@ -177,10 +177,10 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 		sc = rollScript
 	}
 	c := s.newCall(ctx, sc, q.Key, q.Limit)
-	c.spends, c.detached, c.ledgerless = q.Change > 0, q.Detached, q.Client == "" && !q.Limit.Rolls
+	c.spends, c.detached, c.ledgerless = q.Change > 0 || q.Hold > 0, q.Detached, q.Client == "" && q.Hold == 0 && !q.Limit.Rolls
 	c.add(q.Client)
 	c.numbers(q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need,
-		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, c.clock != nil))
+		bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, c.clock != nil, q.Hold > 0))
 	if q.Limit.Rolls {
 		c.roll(&q)
 	} else if period := q.End != 0; q.Client != "" || q.Change != 0 || period {
@@ -195,6 +195,9 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 				c.numbers(q.Begin, q.End)
 			}
 		}
+	}
+	if q.Hold > 0 {
+		c.numbers((q.Hold + time.Millisecond - 1).Milliseconds())
 	}
 	v, err := s.do(c)
 	if err != nil {
@@ -211,18 +214,22 @@ func (s *Store) Sync(ctx context.Context, q backend.Statement) (backend.Reply, e
 	if v[0]&(flagAstray|flagVoid) != 0 {
 		return backend.Reply{Now: v[1], Astray: v[0]&flagAstray != 0, Void: v[0]&flagVoid != 0}, nil
 	}
+	lasted, held, frees := time.Duration(v[8])*time.Millisecond, v[11], int64(0)
+	if q.Limit.Rolls {
+		lasted, held, frees = 0, v[8], v[11]
+	}
 	out := backend.Reply{
-		State:   state(v, q.Limit),
+		State:   state(v, q.Limit, held),
 		Now:     v[1],
 		Used:    v[4],
 		Mine:    v[5],
 		Grant:   v[6],
 		Clients: v[7],
-		Lasted:  time.Duration(v[8]) * time.Millisecond,
+		Lasted:  lasted,
 		Idle:    v[9],
 		Called:  v[10],
 	}
-	out.Frees = microseconds(v[11])
+	out.Frees = microseconds(frees)
 	for i := rollFields; i < len(v); i += 2 {
 		out.Grants = append(out.Grants, backend.Change{Bucket: v[i], Tokens: v[i+1]})
 	}
@@ -264,10 +271,11 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 		return backend.State{}, err
 	}
 	if !l.Rolls {
-		return state(v, l), nil
+		return state(v, l, v[5]), nil
 	}
+	held := v[7]
 	ahead(v)
-	out := state(v, l)
+	out := state(v, l, held)
 	out.Frees = microseconds(v[6])
 	return out, nil
 }
@@ -323,9 +331,12 @@ func bits(all ...bool) (sum int64) {
 	return sum
 }
 
-// state reads the first fields of a reply.
-func state(v []int64, l backend.Limit) backend.State {
-	out := backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(l.Tokens-v[4], 0)}
+// state reads the first fields of a reply. held is how long the limit is held, us.
+func state(v []int64, l backend.Limit, held int64) backend.State {
+	out := backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(l.Tokens-v[4], 0), Held: microseconds(held)}
+	if held > 0 {
+		out.Remaining = 0
+	}
 	if v[2] != 0 {
 		out.Left = max(microseconds(v[2]*1000-v[1]), 0)
 	}

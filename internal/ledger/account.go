@@ -85,6 +85,7 @@ func (s *step) keep() {
 	h := s.head
 	*s.own = account{Window: h.Window, life: s.Life, seq: s.Seq, mine: s.reply.Mine, idle: s.idle(), left: s.Leaving, did: s.did, asked: s.own.asked}
 	h.idle += s.own.idle - s.was.idle
+	h.hold = s.until
 	if s.was.called { // unless it was given up
 		h.out, h.at = max(h.out-1, 0), s.now/1000
 	}

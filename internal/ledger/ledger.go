@@ -40,6 +40,7 @@ type head struct {
 	exhausted int64 // when the limit was first used up, Unix ms; 0 = not yet
 	clients   int64 // accounts of the window that have not left
 	before    int64 // clients of the window before
+	hold      int64 // until when the limit is held, Unix ms of the counter's time; 0 = it was not
 	idle      int64 // the sum of the accounts'
 	recalls
 	accounts map[string]*account
@@ -107,6 +108,9 @@ type step struct {
 	of    bool     // was is of this life
 	reply backend.Reply
 
+	until  int64 // when the hold ends, Unix ms; 0 = the limit is not held
+	longer bool  // the statement lengthens the hold
+
 	// Of a rolling limit:
 	did     []backend.Change // what is changed in the ring
 	calling bool             // others are called to return what is idle, or told to come
@@ -130,8 +134,10 @@ func (c *Counter) Sync(q backend.Statement, now int64) (backend.Reply, []Message
 		return reply, nil
 	}
 	end, count := c.end, c.count
+	s.hold()
 	s.enter()
 	open := s.open()
+	s.lengthen()
 	switch {
 	case q.Client == "":
 		if open {
@@ -152,14 +158,14 @@ func (c *Counter) Sync(q backend.Statement, now int64) (backend.Reply, []Message
 	if c.end == 0 { // what is over stays until a window opens
 		c.end, c.count = end, count
 	}
-	return s.reply, messages
+	return s.reply, s.tell(messages)
 }
 
 // answer completes the reply.
 func (s *step) answer() {
 	s.reply.State = s.reading(s.Limit, s.now)
 	s.reply.Used = s.count
-	if h := s.head; s.Client != "" && s.end != 0 && h.exhausted > 0 {
+	if h := s.head; s.Client != "" && s.end != 0 && h.exhausted > 0 && s.until == 0 {
 		s.reply.Lasted = time.Duration(max(h.exhausted-(s.end-s.length()), 1)) * time.Millisecond
 	}
 }
@@ -173,11 +179,14 @@ func (c *Counter) reading(l backend.Limit, now int64) backend.State {
 	if c.ring != nil && state.Remaining == 0 {
 		state.Frees = max(time.Duration(c.ring.leaves(1)-now)*time.Microsecond, 0)
 	}
+	if c.head != nil && c.head.hold*1000 > now {
+		state.Held, state.Remaining = time.Duration(c.head.hold*1000-now)*time.Microsecond, 0
+	}
 	return state
 }
 
 // Reset ends the open window, if there is one, and voids its name in any case. The ledger remembers the
-// generation for the length of l's window at least. A message about void is to be sent to all.
+// generation for the length of l's window at least. The limit is not held any more. A message about void is to be sent to all.
 func (c *Counter) Reset(l backend.Limit, now int64) (void, next backend.Window) {
 	h, length, empty := &head{}, l.Window.Milliseconds(), (*ring)(nil)
 	if void.Gen = c.gen(); c.head != nil {
@@ -220,14 +229,14 @@ func (c *Counter) Check(l backend.Limit, now int64) backend.State {
 	return c.read(now).reading(l, c.time(now))
 }
 
-// Contents returns what an operator reads, and changes nothing. It is zero if no window is open.
+// Contents returns what an operator reads, and changes nothing. It is zero if no window is open and the limit is not held.
 func (c *Counter) Contents(now int64) backend.Contents {
 	open := c.read(now)
-	if open.end == 0 {
+	state := open.reading(backend.Limit{}, c.time(now))
+	if open.end == 0 && state.Held == 0 {
 		return backend.Contents{}
 	}
-	state := open.reading(backend.Limit{}, c.time(now))
-	out := backend.Contents{Window: state.Window, Left: state.Left, Used: open.count}
+	out := backend.Contents{Window: state.Window, Left: state.Left, Used: open.count, Held: state.Held}
 	if h := c.head; h != nil && (h.Window == out.Window || c.ring != nil) {
 		out.Idle = h.idle
 		for name, a := range h.accounts {

@@ -68,6 +68,8 @@ func (s *step) messages() []Message {
 		h.out = 0
 	}
 	switch {
+	case s.until > 0: // what comes back is not granted
+		return nil
 	case short && idle > 0 && (s.Need > 0 || h.calls > 0 || idle > s.Limit.Tokens/100):
 		before := h.out
 		if called = s.recall(idle); len(called) > 0 {

@@ -119,7 +119,7 @@ func (c *Counter) roll(q backend.Statement, now int64) (backend.Reply, []Message
 	messages := s.callIdle()
 	s.answer()
 	s.frees()
-	return s.reply, messages
+	return s.reply, s.tell(messages)
 }
 
 // begin makes what there is not. A generation that only clients know is of a Reset that the store has lost.
@@ -128,8 +128,11 @@ func (s *step) begin(now int64) {
 	if c.head == nil {
 		c.head = &head{accounts: map[string]*account{}}
 	}
-	if c.wind(s.Limit, now) { // nothing counts for as long as that
-		c.gone = now/1000 + 2*c.ring.length.Milliseconds() + 1000
+	turned := c.wind(s.Limit, now)
+	if s.hold(); turned || s.longer { // nothing counts for as long as that
+		c.gone = now/1000 + max(2*c.ring.length.Milliseconds(), s.until-s.now/1000) + 1000
+	}
+	if c.head.hold = s.until; turned {
 		c.tidy(s.Client)
 	}
 	if h := c.head; s.Window.Gen > h.Gen {
@@ -288,7 +291,7 @@ func (s *step) grantBuckets() {
 // A refusal says when tokens come, so nobody is told that the limit is used up, but some are if tokens have come back before.
 func (s *step) callIdle() []Message {
 	h, ms, bucket := s.head, s.now/1000, s.length()/backend.Buckets
-	if s.Client == "" {
+	if s.Client == "" || s.until > 0 {
 		return nil
 	}
 	idle := h.idle - s.own.idle

@@ -30,14 +30,22 @@ func (s *script) roll(t *testing.T, q backend.Statement, now int64) backend.Repl
 	for _, d := range q.Changes {
 		changes = append(changes, fmt.Sprint(d.Bucket, " ", d.Tokens))
 	}
-	v, err := s.statement.Run(context.Background(), s, s.keys, q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Within.Microseconds(), q.Want, q.Least,
-		q.Life, q.Seq, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, strings.Join(changes, " "), 0, now).Int64Slice()
+	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how, q.Within.Microseconds(), q.Want, q.Least,
+		q.Life, q.Seq, q.Window.Gen, q.Known, q.Idle, q.Pace, q.After, strings.Join(changes, " ")}
+	if q.Hold > 0 {
+		args[4] = how + 128
+		args = append(args, (q.Hold+time.Millisecond-1)/time.Millisecond)
+	}
+	v, err := s.statement.Run(context.Background(), s, s.keys, append(args, 0, now)...).Int64Slice()
 	require.NoError(t, err)
 	r := backend.Reply{Now: v[1] + v[5], Void: v[0]&4 != 0}
 	if r.Void {
 		return r
 	}
 	r.State = backend.State{Window: backend.Window{End: v[2], Gen: v[3]}, Remaining: max(q.Limit.Tokens-v[4], 0), Frees: time.Duration(v[11]) * time.Microsecond}
+	if r.Held = time.Duration(v[8]) * time.Microsecond; r.Held > 0 {
+		r.Remaining = 0
+	}
 	if v[2] != 0 {
 		r.Left = time.Duration(v[2]*1000-r.Now) * time.Microsecond
 	}
@@ -52,8 +60,11 @@ func (s *script) roll(t *testing.T, q backend.Statement, now int64) backend.Repl
 func (c *Counter) rollText() map[string]string {
 	h, r := c.head, c.ring
 	head := fmt.Sprintf("%d %d %d %d %d %d %d", h.Gen, h.clients, c.count, len(r.counts), r.last, r.asked, r.before)
-	if r.promised > 0 || r.off > 0 {
+	if r.promised > 0 || r.off > 0 || h.hold > 0 {
 		head += fmt.Sprintf(" %d %d", r.promised, r.off)
+	}
+	if h.hold > 0 {
+		head += fmt.Sprintf("!%d", h.hold)
 	}
 	own := map[string]string{"head": head}
 	if h.idle > 0 || h.recalls != (recalls{}) {
@@ -123,7 +134,7 @@ func TestRollScript(t *testing.T) {
 	t.Logf("-seed=%d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 4))
 	some := func(n int64) int64 { return rnd.Int64N(n + 1) }
-	granted, refused, recalls, voided := 0, 0, 0, 0
+	granted, refused, recalls, voided, held := 0, 0, 0, 0, int64(0)
 	for range *Runs {
 		var c Counter
 		require.NoError(t, s.FlushDB(ctx).Err())
@@ -174,6 +185,7 @@ func TestRollScript(t *testing.T) {
 			if name == "" {
 				q.Want, q.Least, q.Need = 0, 0, some(1)*some(min(limit, 20))
 			}
+			q.Hold = hold(rnd, length)
 			want, told := c.Sync(q, now)
 			got := s.roll(t, q, now)
 			require.Equal(t, want, got, "%+v at %d", q, now)
@@ -203,7 +215,10 @@ func TestRollScript(t *testing.T) {
 			state := c.Check(q.Limit, now+length)
 			require.Equal(t, []int64{0, now + length, state.Window.End, state.Window.Gen}, v[:4])
 			require.Equal(t, c.time(now+length), v[1]+v[5])
-			require.Equal(t, state.Remaining, max(limit-v[4], 0))
+			require.Equal(t, state.Held.Microseconds(), v[7])
+			if held += min(v[7], 1); v[7] == 0 {
+				require.Equal(t, state.Remaining, max(limit-v[4], 0))
+			}
 			require.Equal(t, state.Frees.Microseconds(), v[6])
 			if c.ring != nil {
 				is := s.HGetAll(ctx, s.keys[0]).Val()
@@ -212,10 +227,10 @@ func TestRollScript(t *testing.T) {
 			}
 		}
 	}
-	for _, n := range []int{granted, refused, recalls, voided} {
+	for _, n := range []int{granted, refused, recalls, voided, int(held)} {
 		require.Positive(t, n)
 	}
-	t.Logf("%d grants, %d refusals, %d recalls, %d void", granted, refused, recalls, voided)
+	t.Logf("%d grants, %d refusals, %d recalls, %d void, %d held", granted, refused, recalls, voided, held)
 }
 
 // TestRollTidies: a ring is bounded by its clients, as one with fixed windows is, and lives as long as tokens may count.

@@ -58,9 +58,13 @@ func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Repl
 			}
 		}
 	}
+	if q.Hold > 0 {
+		args[4] = how + 128
+		args = append(args, (q.Hold+time.Millisecond-1)/time.Millisecond)
+	}
 	v, err := s.statement.Run(context.Background(), s, s.keys, append(args, 0, now)...).Int64Slice()
 	require.NoError(t, err)
-	v = append(v, make([]int64, 11)...)
+	v = append(v, make([]int64, 12)...)
 	r := backend.Reply{Astray: v[0]&2 != 0, Void: v[0]&4 != 0, Now: v[1], Used: v[4], Mine: v[5], Grant: v[6], Clients: v[7], Lasted: time.Duration(v[8]) * time.Millisecond, Idle: v[9], Called: v[10]}
 	if r.Astray || r.Void {
 		return r
@@ -69,6 +73,9 @@ func (s *script) sync(t *testing.T, q backend.Statement, now int64) backend.Repl
 		r.Left = time.Duration(v[2]*1000-v[1]) * time.Microsecond
 	}
 	r.Remaining = max(q.Limit.Tokens-r.Used, 0)
+	if r.Held = time.Duration(v[11]) * time.Microsecond; r.Held > 0 {
+		r.Remaining = 0
+	}
 	return r
 }
 
@@ -90,6 +97,9 @@ func (c *Counter) text() (count, end string, own map[string]string) {
 	}
 	h := c.head
 	own = map[string]string{"head": fmt.Sprintf("%s %d %d", name(h.Window), h.sum, h.clients)}
+	if h.hold > 0 {
+		own["head"] += fmt.Sprintf("!%d", h.hold)
+	}
 	if h.claimable+h.before+h.exhausted > 0 {
 		own["head"] += fmt.Sprintf(" %d %d %d", h.claimable, h.before, h.exhausted)
 	}
@@ -127,7 +137,7 @@ func TestScriptsAgree(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 2))
 	some := func(n int64) int64 { return rnd.Int64N(n + 1) }
 	shift := 20 * 365 * 24 * time.Hour // no time to live ends during the test
-	open, granted, kinds := 0, 0, map[backend.Kind]int{}
+	open, granted, held, kinds := 0, 0, 0, map[backend.Kind]int{}
 	for range *Runs {
 		var c Counter
 		require.NoError(t, s.FlushDB(ctx).Err())
@@ -185,9 +195,13 @@ func TestScriptsAgree(t *testing.T) {
 				q.Want = 0
 				q.Need, q.Change = some(min(limit, 20)), max(0, some(20)-13)
 			}
+			q.Hold = hold(rnd, length)
 			want, told := c.Sync(q, now)
 			got := s.sync(t, q, now)
 			require.Equal(t, want, got, "%+v at %d", q, now)
+			if want.Held > 0 {
+				held++
+			}
 			if !want.Void && !want.Astray {
 				replies[client] = want
 			}
@@ -219,7 +233,16 @@ func TestScriptsAgree(t *testing.T) {
 	}
 	require.Positive(t, open)
 	require.Positive(t, granted)
-	t.Logf("%d replies with an open window, %d grants, messages: %v", open, granted, kinds)
+	require.Positive(t, held)
+	t.Logf("%d replies with an open window, %d while held, %d grants, messages: %v", open, held, granted, kinds)
+}
+
+// hold is mostly none.
+func hold(rnd *rand.Rand, length int64) time.Duration {
+	if rnd.IntN(30) > 0 {
+		return 0
+	}
+	return time.Duration(1 + rnd.Int64N(length*1_000_000/2<<rnd.Int64N(3)))
 }
 
 // fixed is a limit of a window of so many ms.
@@ -251,6 +274,10 @@ func TestSlotThatMoves(t *testing.T) {
 		},
 		"a clock that steps back": func(t *testing.T, s *script, now int64) {
 			require.Equal(t, int64(101), s.sync(t, ask("p1.1", 2), now-3*minute*1000).Used)
+		},
+		"a hold": func(t *testing.T, s *script, now int64) {
+			s.sync(t, backend.Statement{Hold: 2 * time.Minute, Limit: fixed(1000, minute)}, now+1)
+			require.Zero(t, s.sync(t, ask("p1.1", 2), now+minute*1000).Grant)
 		},
 		"without an account": func(t *testing.T, s *script, now int64) {
 			q := backend.Statement{Need: 3, Limit: fixed(1000, minute)}

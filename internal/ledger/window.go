@@ -62,19 +62,19 @@ func (s *step) enter() {
 // next is the head of a window that opens now. The old accounts stay, and are void by the name of
 // their window.
 func (s *step) next(gen int64) *head {
-	h := &head{Window: backend.Window{End: s.end, Gen: gen}}
+	h := &head{Window: backend.Window{End: s.end, Gen: gen}, hold: s.until}
 	if old := s.head; old != nil {
 		h.accounts, h.before = old.accounts, old.clients
 	} else {
 		h.accounts = map[string]*account{}
 	}
-	s.began, s.gone = true, s.end+1000+min(s.length(), 60_000)
+	s.began, s.gone = true, max(s.end+min(s.length(), 60_000), s.until)+1000
 	return h
 }
 
 // open makes sure that a window is open with a head of its own, and reports whether one is. If
 // none is, the client's window is adopted, because only its clients know it; otherwise a statement
-// that asks for tokens opens one. A statement without an account needs no head.
+// that asks for tokens opens one. A statement without an account needs no head, unless it holds the limit.
 func (s *step) open() bool {
 	c, gen := s.Counter, s.gen()
 	switch {
@@ -89,7 +89,7 @@ func (s *step) open() bool {
 		return false
 	}
 	switch {
-	case s.Client == "":
+	case s.Client == "" && !s.longer:
 	case c.head == nil: // lost, or another program opened the window
 		if s.Window.End == c.end {
 			gen = s.Window.Gen

@@ -4,6 +4,7 @@
 
 if stop == 0 then                                      -- nothing is open: a late copy of an earlier statement must not open a window
   if head then call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq)) end
+  if hold > 0 then return { mute, now, 0, hgen, 0, 0, 0, 0, 0, 0, 0, hold * 1000 - now } end
   return { 0, now, 0, hgen, 0 }
 end
 same = wend == hend and wgen == hgen

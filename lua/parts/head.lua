@@ -1,17 +1,18 @@
 -- sync: set one client's account with one counter to what it should be, and grant it tokens.
 --
 -- KEYS  1 {k}:60s      tokens charged in this window, integer. The other two may be left out, and must be where a slot that
---                      moves has none of them yet. A statement without an account may leave out the third, if there is none
+--                      moves has none of them yet. A statement without an account may leave out the third, if there is none and it does not hold
 --       2 {k}:60s:exp  the end of the window, Unix seconds; 0 = none is open
 --       3 {k}:60s:own  the ledger, a hash: a head, and one field for each limiter in a process
---         head         "window sum clients", then " claimable before exhausted" and "+idle out calls told at" unless all of
---                      these are 0
+--         head         "window sum clients", then "!hold", " claimable before exhausted" and "+idle out calls told at", each
+--                      unless all of it is 0
 --         a limiter    "window life seq mine", with a ~ before it if the client has left, and after it "+idle", or "+"
 --                      if it was called to return what is idle and has not stated since
 --         window       that the rest is about: its end, Unix ms, and if there was a Reset ".generation", which that
 --                      increases. What is about another window than the open one is void
 --         sum          tokens charged to accounts; the count is not less
 --         clients      that have not left; before: those of the window before
+--         hold         until when the limit is held, Unix ms: it grants nothing, and no window opens. New windows keep it
 --         claimable    charged to nobody known: an account that the ledger lacks claims its part
 --         exhausted    when the limit was first used up, Unix ms; 0 = it is not
 --         idle         tokens that clients hold and do not need, at most, and in the head their sum
@@ -27,7 +28,8 @@
 --       4 need         tokens that callers wait for
 --       5 how          the sum of: 1 = grant want as it is, 2 = the client gets no messages, 4 = it has given those that
 --                      were called time to answer, 8 = it does not count until it asks again, 16 = its window has not
---                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time
+--                      ended by its own clock, 32 = it waits for those that were called no longer, 64 = the last argument is the time, 128 = it
+--                      holds the limit
 --    then, unless it has no account, no change and no calendar:
 --       6 want         tokens, with need; 0 = only state the account
 --       7 least        tokens that the first caller needs: with less, nothing is granted
@@ -46,15 +48,17 @@
 --      17 begin        of the present period, Unix ms
 --      18 end          of it, Unix ms
 --    then:
+--         hold         ms from now for which the limit is held, unless it is for longer already; only if how has 128
 --         not after    Unix us; later than this do nothing; 0 = whenever
 --         now          Unix us; only if how has 64
 -- Reply, but for zeros at its end, { flags (1 late, 2 begin and end are of another time, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH),
 --         now us, end and gen of the open window (0 = none), tokens charged to everybody, mine, grant, clients,
 --         lasted ms (from the window's beginning until the limit was used up; 0 = it is not),
---         tokens idle in other clients that may be called, clients that were called and may still answer }
+--         tokens idle in other clients that may be called, clients that were called and may still answer,
+--         us for which the limit is still held: then want and need count as 0, and the four before it are 0 }
 -- Messages, to the channel prefix .. "reservoir:" .. process, where prefix is all before the { of a key, and process is a
 -- limiter's name up to its last dot: "kind end gen limit {k}:60s"; kind: 1 return what is idle, 2 the limit is used
--- up, 3 tokens are back
+-- up, 3 tokens are back. To prefix .. "reservoir:" goes "6 hold gen 0 {k}:60s" when a hold is lengthened
 --
 -- Invariant: sum is that of the accounts of the window, count >= sum, and count <= limit after a grant. A statement runs
 -- once at most, in order, and says what the store should have. So a grant that nobody read goes with the next one.

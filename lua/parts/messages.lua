@@ -1,6 +1,7 @@
 -- messages: call idle tokens back, or tell others what they should know. They come last, so that a server that refuses
 -- writes sends none. A user without the right to PUBLISH has called nobody.
 
+if hold > 0 then return { mute, now, stop, hgen, used, mine, 0, clients, 0, 0, 0, hold * 1000 - now } end
 local others = idle - held
 local lasted = exhausted > 0 and math.max(exhausted - (stop - length), 1) or 0
 if not short and told == 0 and out == 0 then
@@ -8,7 +9,7 @@ if not short and told == 0 and out == 0 then
   return { 0, now, stop, hgen, used, mine, grant, clients, lasted, others }
 end
 
-local kind, sample, crowd, again, recalls, sent, mute = 0, 256, 32, false, 1, 0, 0
+local kind, sample, crowd, again, recalls, sent = 0, 256, 32, false, 1, 0
 if short and others > 0 and (need > 0 or calls > 0 or others > math.floor(limit / 100)) then
   kind = 1
 elseif short and how % 8 >= 4 and out > 0 and calls < 4 then

@@ -3,7 +3,7 @@
 -- window has passed since the bucket's end. Buckets are numbered by time: the present one is floor(now / length of a bucket).
 --
 -- KEYS  1 {k}:60s:roll   all in one hash, so that the counts and the accounts are lost together. No field is long, so Redis packs them
---         head           "gen clients used span last asked before", and then " promised off" unless both are 0
+--         head           "gen clients used span last asked before", and then " promised off" and "!hold" unless all are 0
 --         0 to 4         "count,count..." of eight buckets: field b has those whose number divided by 8 is b modulo 5. So 40 have a
 --                        place, and the 31 from 20 before the present one to 10 after it have a count: all others are 0
 --         idle           "+idle out calls told at", if one of these is not 0
@@ -13,6 +13,7 @@
 --         clients        that have not left
 --         used           the sum of the counts
 --         span           how many buckets there are from 20 before the present one to the last that has tokens
+--         hold           until when the limit is held, ms of the ring's time: it grants nothing
 --         promised       tokens that statements in vain were told to wait for, less those that left the ring since
 --         asked, before  the weights of the clients that asked in the present bucket and in the one before; of a limiter, the
 --                        bucket in which it last asked
@@ -29,7 +30,7 @@
 --       3 length         of a window, ms
 --       4 need           tokens that callers wait for
 --       5 how            the sum of: 1 = grant want as it is, 2 = the client gets no messages, 8 = it does not count until it
---                        asks again, 64 = the last argument is the time
+--                        asks again, 64 = the last argument is the time, 128 = it holds the limit
 --       6 within         us in which the reply comes: what is granted may be spent for longer, if that is at most a quarter of
 --                        the window
 --    then, unless it has no account and none of the figures after these:
@@ -46,13 +47,14 @@
 --      16 changes        "bucket tokens bucket tokens...": by how much its account has changed since the reply known, for
 --                        each bucket: used without a grant, less given back. Bucket 0 is the present one
 --    then:
+--         hold           ms from now for which the limit is held, unless it is for longer already; only if how has 128
 --         not after      Unix us; later than this do nothing; 0 = whenever
 --         now            Unix us; only if how has 64
 -- Reply { flags (1 late, 4 it or a later statement of the client was here before, 32 the user may not PUBLISH), now us (of the server),
---         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, 0, tokens idle in other
+--         end ms (when nothing counts any more; 0 = nothing does), gen, tokens that count, off, grant, clients, us for which the limit is still held, tokens idle in other
 --         clients that may be called, clients that were called, us until enough tokens count no more, if it got too
 --         few, and then bucket, tokens for each bucket of the grant }. After 1 and 4 only the time and off are true
--- Messages: as in sync, of kinds 1 and 3
+-- Messages: as in sync, of kinds 1, 3 and 6
 --
 -- Invariant: the sum of the counts is at most limit after a grant. A statement runs once at most, in order, and knows which reply the
 -- client took. What unread statements did is undone, then all that changed since that reply is applied.

@@ -10,7 +10,7 @@ if limiter ~= '' then
   end
   others, idle = idle - spare, idle - spare + held
   if called then out, at = max(out - 1, 0), ms end
-  if gave and promised > 0 and ring.used < limit then   -- those who were told to wait may come now
+  if gave and promised > 0 and ring.used < limit and hold == 0 then   -- those who were told to wait may come now
     kind, promised, rest, sample = 3, 0, limit - ring.used, 64
     crowd = rest > 32 and 32 or rest > 4 and rest or 4
   elseif need > grant then

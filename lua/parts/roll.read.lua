@@ -5,7 +5,7 @@ local present = floor(now / unit)
 local near = (present - present % 8) / 8 % 5           -- the field of its count
 local own = call('HMGET', KEYS[1], 'head', 'idle', limiter, string.sub('01234', near + 1, near + 1), string.sub('12340', near + 1, near + 1))
 local head, talk, field = own[1], own[2], limiter ~= '' and own[3]
-local hgen, gen, clients, used, span, last, asked, before, promised, off = '0', 0, 0, 0, 0, now, '0', '0', 0, 0
+local hgen, gen, clients, used, span, last, asked, before, promised, off, hold = '0', 0, 0, 0, 0, now, '0', '0', 0, 0, 0
 local idle, out, calls, told, at = 0, 0, 0, 0, 0
 if head then
   local rare
@@ -13,9 +13,9 @@ if head then
   if not hgen then return redis.error_reply('BADSTATE the head of the ring is none') end
   clients, used, span, last = clients + 0, used + 0, span + 0, last + 0
   if rare ~= '' then
-    promised, off = match(rare, '^ (%d+) (%d+)$')
+    promised, off, hold = match(rare, '^ (%d+) (%d+)!?(%d*)$')
     if not off then return redis.error_reply('BADSTATE the head of the ring is none') end
-    promised, off = promised + 0, off + 0
+    promised, off, hold = promised + 0, off + 0, hold == '' and 0 or hold + 0
   end
   if talk then
     idle, out, calls, told, at = match(talk, '^%+(%d+) (%d+) (%d+) (%d+) (%d+)$')
@@ -24,7 +24,7 @@ if head then
     if idle > most or out + calls + told + at > most then return redis.error_reply('BADSTATE the ring has idle tokens that are none') end
   end
   gen = hgen + 0
-  if gen > most or clients > most or used > most or promised > most or last + off > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
+  if gen > most or clients > most or used > most or promised > most or last + off > most or hold > most or span > 31 then return redis.error_reply('BADSTATE the head of the ring is none') end
 end
 local raw, low = now, floor(last / unit) - 20          -- the first bucket that counts
 if last > now + off then now = last else now = now + off end

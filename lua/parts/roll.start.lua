@@ -8,13 +8,15 @@ local args = #ARGV
 local limiter, limit, length, need, how, within = unpack(ARGV, 1, 6)
 limit, length, need, how, within = limit + 0, length + 0, need + 0, how + 0, within + 0
 local now
-if how >= 64 then                                      -- tests give the time
+if how % 128 >= 64 then                                -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local extend = 0
+if how >= 128 then extend, args = ARGV[args - 1] + 0, args - 1 end
 local want, least, life, seq, wgen, known, widle, pace, after, changes = 0, 0, '0', '0', '0', '0', 0, 0, 0, ''
 if args > 7 then
   want, least, life, seq = unpack(ARGV, 7, 10)

@@ -17,7 +17,9 @@ if turned and head and call('HLEN', KEYS[1]) > 64 then  -- accounts that have no
 end
 local figures = format('%d %d %d %d ', clients, used, top < low and 0 or top - low + 1, last)
 local fields = { 'head', hgen .. ' ' .. figures .. asked .. ' ' .. before, nil, nil, nil, nil, nil, nil }
-if promised > 0 or off > 0 then fields[2] = fields[2] .. format(' %d %d', promised, off) end
+if promised > 0 or off > 0 or hold > 0 then
+  fields[2] = fields[2] .. format(hold > 0 and ' %d %d!%d' or ' %d %d', promised, off, hold)
+end
 if limiter ~= '' then
   local account, first, final = (leaving and '~' or '') .. hgen .. ' ' .. life .. ' ' .. seq .. ' ' .. fasked, ring.first, ring.final
   if first then account = account .. format(' %d', first - fasked) end
@@ -38,7 +40,11 @@ if talk or idle > 0 or out > 0 or calls > 0 or told > 0 or at > 0 then
   fields[#fields + 1], fields[#fields + 2] = where, format('+%d %d %d %d %d', idle, out, calls, told, at)
 end
 call('HSET', KEYS[1], unpack(fields))
-if turned then call('PEXPIRE', KEYS[1], 2 * length + 1000) end  -- nothing counts for as long as that
+if turned or longer then call('PEXPIRE', KEYS[1], max(2 * length, hold - ms) + 1000) end  -- nothing counts for as long as that
+if longer then
+  local heard = redis.pcall('PUBLISH', match(KEYS[1], '^[^{]*') .. 'reservoir:', format('6 %d %s 0 %s', hold, hgen, KEYS[1]))
+  if type(heard) == 'table' then mute = 32 end
+end
 
 local name, hend, wait = hgen, 0, need
 need = others                                          -- a recall is of all

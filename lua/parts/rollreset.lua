@@ -1,4 +1,4 @@
--- rollreset: empty a rolling limit, and void what clients hold of it. Only the ring's clock goes on.
+-- rollreset: empty a rolling limit, and void what clients hold of it. A hold ends, too. Only the ring's clock goes on.
 --
 -- KEYS  1 {k}:60s:roll: see roll
 -- ARGV  1 length     of a window, ms

@@ -10,15 +10,12 @@ if limiter == '' then
   elseif fresh then                                    -- a window opens at its first charge
     stop, used = 0, 0
   end
-  if began and KEYS[3] then
-    call('HSET', KEYS[3], 'head', format(before > 0 and '%s 0 %d 0 %d 0' or '%s 0 %d', name, clients, before))
-    call('PEXPIREAT', KEYS[3], gone)
-  end
   if timed and stop > 0 then
     call('SET', KEYS[2], format(stop % 1000 == 0 and '%d' or '%.3f', stop / 1000), 'PXAT', gone)
     call('SET', KEYS[1], format('%d', used), 'PXAT', gone)
   elseif stop > 0 and used ~= was then
     call('SET', KEYS[1], format('%d', used), 'KEEPTTL')
   end
+  if hold > 0 then return { mute, now, stop, stop > 0 and gen or hgen, used, 0, 0, 0, 0, 0, 0, hold * 1000 - now } end
   return { 0, now, stop, stop > 0 and gen or hgen, used, 0, grant }
 end

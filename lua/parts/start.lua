@@ -12,13 +12,15 @@ local args = #ARGV
 local limiter, limit, length, need, how = unpack(ARGV, 1, 5)
 limit, length, need, how = limit + 0, length + 0, need + 0, how + 0
 local now
-if how >= 64 then                                      -- tests give the time
+if how % 128 >= 64 then                                -- tests give the time
   now, args = ARGV[args] + 0, args - 1
 else
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
 if ARGV[args] ~= '0' and now > ARGV[args] + 0 then return { 1, now } end
+local extend = 0
+if how >= 128 then extend, args = ARGV[args - 1] + 0, args - 1 end
 local want, least, life, seq, window, wmine, change, wused, widle, pace, run, begins, till = 0, 0, '', '', '0', 0, 0, 0, 0, 0, 0, 0, 0
 if args > 6 then
   want, least, life, seq = unpack(ARGV, 6, 9)
@@ -66,14 +68,18 @@ if limiter ~= '' then
 elseif KEYS[3] then
   head = call('HGET', KEYS[3], 'head')
 end
-local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+local name, hend, hgen, sum, clients, claimable, before, exhausted, idle, out, calls, told, at, hold = '0', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 if head then
   local a, b, c, d, e, more
   name, a, b, c, d, more = match(head, '^((%d+)%.?(%d*)) (%d+) (%d+)(.*)$')
   if not a then return redis.error_reply('BADSTATE the head of the ledger is none') end
   hend, sum, clients = a + 0, c + 0, d + 0
   if b ~= '' then hgen = b + 0 end
-  if more ~= '' and limiter ~= '' then
+  if more ~= '' then
+    a, b = match(more, '^!(%d+)(.*)$')
+    if a then hold, more = a + 0, b end
+  end
+  if more ~= '' and (limiter ~= '' or extend > 0) then
     local rare, talk = match(more, '^([ %d]*)(%+?[ %d]*)$')
     a, b, c = match(rare or '', '^ (%d+) (%d+) (%d+)$')
     if a then
@@ -88,7 +94,7 @@ if head then
     end
     if claimable > most or idle > most or before + exhausted + out + calls + told + at > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
   end
-  if hend > most or hgen > most or sum > most or clients > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
+  if hend > most or hgen > most or sum > most or clients > most or hold > most then return redis.error_reply('BADSTATE the head of the ledger is none') end
 end
 local fname, flife, fmine, left, spare, called = '', '', 0, true, 0, false
 if field then

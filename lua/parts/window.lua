@@ -9,6 +9,9 @@ if stop * 1000 <= now then stop, used = 0, 0 end
 
 local ms, gen, began, fresh, unknown = (now - now % 1000) / 1000, hgen, false, false, false
 local after = now % 1000 > 0 and ms + 1 or ms
+local longer = extend > 0 and after + extend > hold
+if longer then hold = after + extend end
+if hold > ms then want, need = 0, 0 else hold = 0 end  -- while the limit is held, a statement asks for nothing
 local last = after + length + (length < 10000 and (length - length % 10) / 10 or 1000)  -- clocks of two servers may differ by that
 if till == 0 then                                      -- a length of whole seconds ends at a whole second
   till = length % 1000 == 0 and ms - ms % 1000 + length or after + length
@@ -33,7 +36,7 @@ if stop == 0 then
     stop, fresh, began = till, true, limiter ~= ''
     if began and not head and wend == stop then gen = wgen end
   end
-elseif limiter ~= '' and not began and hend ~= stop then
+elseif (limiter ~= '' or longer) and not began and hend ~= stop then
   if not head and wend == stop then gen = wgen end
   began, unknown = true, not head                      -- the ledger is lost, or another program opened the window
 end
@@ -45,4 +48,6 @@ if began then
   claimable = unknown and used or 0
 end
 local timed = stop ~= had or not count                 -- the count and the end are written anew
-local gone = (timed or began) and format('%d', stop + 1000 + (length < 60000 and length or 60000))  -- all keys at once: in a slot that moves, some alone serve nobody
+local gone = stop + (length < 60000 and length or 60000)
+if gone < hold then gone = hold end
+gone = (timed or began) and format('%d', gone + 1000)  -- all keys at once: in a slot that moves, some alone serve nobody

@@ -16,6 +16,7 @@ if used > was and not timed then call('SET', KEYS[1], format('%d', used), 'KEEPT
 local own = format('%d', mine)
 local all = sum == mine and own or format('%d', sum)
 local where, text = 'head', clients == 1 and name .. ' ' .. all .. ' 1' or format('%s %s %d', name, all, clients)
+if hold > 0 then text = text .. format('!%d', hold) end
 if claimable > 0 or before > 0 or exhausted > 0 then text = text .. format(' %d %d %d', claimable, before, exhausted) end
 local whole = text
 if idle > 0 or calls > 0 or told > 0 then whole = text .. format('+%d %d %d %d %d', idle, out, calls, told, at) end
