@@ -136,6 +136,8 @@ func (p *judged) step() {
 		p.reset()
 	case n < 97 && p.lossy:
 		p.lose()
+	case n == 97:
+		p.sync(p.nobody(pick(p.random, 1, p.calls.Window/40, p.calls.Window/3, 2*p.calls.Window)))
 	}
 }
 
@@ -169,6 +171,9 @@ func (p *judged) state(who int, want int64) {
 	} else if p.rnd.IntN(9) == 0 { // its clock is ahead, or behind
 		q.Begin, q.End = hand.Period(p.calls, p.time()+pick[int64](p.random, 1, -1)*p.calls.Window.Microseconds())
 	}
+	if p.rnd.IntN(80) == 0 {
+		q.Hold = pick(p.random, 1, p.calls.Window/6, p.calls.Window)
+	}
 	if p.rnd.IntN(4) == 0 {
 		p.late = append(p.late, letter{who, q})
 	}
@@ -179,9 +184,9 @@ func (p *judged) state(who int, want int64) {
 	sent := p.time()
 	r := p.sync(q)
 	if r.Astray {
-		hints, need := q.Hints, q.Need
+		hints, need, hold := q.Hints, q.Need, q.Hold
 		q = c.Ask(p.calls, p.key, c.name, want, p.time())
-		q.Hints, q.Need = hints, need
+		q.Hints, q.Need, q.Hold = hints, need, hold
 		q.Begin, q.End = hand.Period(p.calls, r.Now)
 		if r = p.sync(q); r.Astray {
 			p.t.Fatalf("%+v is astray at %d", q, r.Now)
@@ -206,6 +211,15 @@ func (p *judged) sync(q *backend.Statement) *backend.Reply {
 	got := must(p.store.Sync(ctx, *q))(p.t)
 	want, _ := p.counter.Sync(*q, now)
 	same(p, *q, got, want)
+	if !got.Void && !got.Astray {
+		if q.Hold > 0 {
+			p.log.Hold((got.Now+999)/1000*1000 + (q.Hold + time.Millisecond - 1).Truncate(time.Millisecond).Microseconds())
+		}
+		if p.back > 0 && !p.calls.Rolls { // a hold that was over may have come back, or not
+			p.log.Held = got.Now + got.Held.Microseconds()
+		}
+		p.ok("an answer", p.log.Answer(got.Now, got.Grant, got.Held.Microseconds()))
+	}
 	return &got
 }
 
@@ -257,13 +271,21 @@ func (p *judged) take(who int) {
 	}
 }
 
+// nobody is a statement without an account that does nothing, but hold the limit for d.
+func (p *judged) nobody(d time.Duration) *backend.Statement {
+	_, now := p.server()
+	q := &backend.Statement{Key: p.key, Limit: p.calls, Hold: d}
+	q.Begin, q.End = hand.Period(p.calls, now)
+	return q
+}
+
 func (p *judged) reset() {
 	p.t.Helper()
 	ctx, now := p.server()
 	got := must(p.store.Reset(ctx, p.key, p.calls))(p.t)
 	want, _ := p.counter.Reset(p.calls, now)
 	same(p, "reset", got, want)
-	p.log.Resets = append(p.log.Resets, p.time())
+	p.log.Resets, p.log.Held = append(p.log.Resets, p.time()), 0
 	p.now += 2 * time.Millisecond
 }
 
@@ -274,7 +296,10 @@ func (p *judged) lose() {
 	if !ok {
 		return
 	}
-	p.random.lose(s, &p.counter, p.calls, pick(p.random, []string{"ledger"}, []string{"count"}, []string{"end"}, []string{"ledger", "count", "end"}))
+	parts := pick(p.random, []string{"ledger"}, []string{"count"}, []string{"end"}, []string{"ledger", "count", "end"})
+	if p.random.lose(s, &p.counter, p.calls, parts); p.calls.Rolls || parts[0] == "ledger" {
+		p.log.Held = 0
+	}
 	p.log.Losses = append(p.log.Losses, p.time())
 	p.now += 2 * time.Millisecond
 }
@@ -309,5 +334,8 @@ func (p *judged) free() (int64, naive.Window) {
 	ctx, now := p.server()
 	got := must(p.store.Check(ctx, p.key, p.calls))(p.t)
 	same(p, "check", got, p.counter.Check(p.calls, now))
+	if got.Held > 0 { // what could be granted after that
+		got.Remaining = max(p.calls.Tokens-p.sync(p.nobody(0)).Used, 0)
+	}
 	return got.Remaining, hand.Name(p.calls, got.Window, int64(len(p.log.Resets)))
 }

@@ -73,10 +73,12 @@ type world struct {
 	spent, others map[backend.Window]int64 // in all; without an account
 	overdrawn     map[backend.Window]int64
 	overdraw      bool
-	direct        bool
+	direct, holds bool
+	waited        int                      // answers while it was held
 	since         map[backend.Window]int64 // when the name was first seen, or that of a window that was carried into it
 	lost          []int64                  // when data was lost
 	names         int
+	held          int64 // until when, us of the store
 	full          bool
 	stepped       bool
 	prompt        bool // no message is late
@@ -127,7 +129,7 @@ func (w *world) send(c *client, want int64) {
 	q.Least = w.some(q.Need)
 	q.Begin, q.End = w.period()
 	q.Exact, q.Waited, q.Leaving, q.Deaf = w.chance(.5), w.chance(.3), want == 0 && w.chance(.3), w.chance(.1)
-	q.Idle = c.held
+	q.Idle, q.Hold = c.held, w.hold()
 	if w.calendar && w.control == "period" && w.chance(.2) { // its clock is ahead
 		q.Begin, q.End = w.store()/1000, q.End+w.length
 	}
@@ -162,6 +164,7 @@ func (w *world) arrive(m message) {
 	case "claims":
 		w.c.ForgetClaims()
 	}
+	w.answer(m.q, r)
 	w.see(r, m.q)
 	if !w.chance(w.lose) {
 		late := int64(2000)
@@ -170,6 +173,34 @@ func (w *world) arrive(m message) {
 		}
 		m.at, m.r, m.reply = w.now+w.some(late), r, true
 		w.on = append(w.on, m)
+	}
+}
+
+// hold is mostly none.
+func (w *world) hold() time.Duration {
+	if !w.holds || w.control != "" || !w.chance(.03) {
+		return 0
+	}
+	return time.Duration(1 + w.some(w.length*500_000))
+}
+
+// answer judges that nothing is granted while the limit is held.
+func (w *world) answer(q backend.Statement, r backend.Reply) {
+	if r.Void || r.Astray {
+		return
+	}
+	if q.Hold > 0 {
+		w.held = max(w.held, ((r.Now+999)/1000+(q.Hold+time.Millisecond-1).Milliseconds())*1000)
+	}
+	want := max(w.held-r.Now, 0)
+	if w.stepped { // a hold that was over may have come back, or not
+		want = r.Held.Microseconds()
+	}
+	if r.Held.Microseconds() != want || want > 0 && r.Grant > 0 {
+		w.wrong = fmt.Sprintf("%d granted while it is held for %d us, and the reply says %v", r.Grant, want, r.Held)
+	}
+	if r.Held > 0 {
+		w.waited++
 	}
 }
 
@@ -267,7 +298,9 @@ func (w *world) step() {
 		if n := 1 + w.some(min(w.limit, 3)-1); w.direct {
 			q := backend.Statement{Need: n, Limit: w.terms()}
 			q.Begin, q.End = w.period()
-			if r, _ := w.c.Sync(q, w.store()); r.Grant > 0 {
+			q.Hold = w.hold()
+			r, _ := w.c.Sync(q, w.store())
+			if w.answer(q, r); r.Grant > 0 {
 				w.see(r, q)
 				w.others[r.Window] += n
 				w.spend(r.Window, n)
@@ -320,7 +353,7 @@ func draw(seed uint64) *world {
 	w.length = []int64{100, 1000, 10_000, 60_000}[w.IntN(4)]
 	w.calendar = w.chance(.3)
 	w.lose, w.repeat = []float64{0, .05, .3}[w.IntN(3)], []float64{0, .05, .4}[w.IntN(3)]
-	w.overdraw, w.direct = w.chance(.2), w.chance(.3)
+	w.overdraw, w.direct, w.holds = w.chance(.2), w.chance(.3), seed%3 == 0
 	for range 1 + w.IntN(5) {
 		w.clients = append(w.clients, w.newcomer())
 	}
@@ -336,6 +369,7 @@ func (w *world) run() (rested bool) {
 		case w.chance(.003):
 			w.clients[w.IntN(len(w.clients))], rested = w.newcomer(), false
 		case w.chance(.003):
+			w.held = 0
 			if w.c.Reset(w.terms(), w.store()); w.control == "generation" {
 				w.c.ForgetGeneration()
 			}
@@ -366,17 +400,18 @@ func (w *world) run() (rested bool) {
 // TestCampaign: with all data kept, no window is over, nothing is spent after its window, and at rest
 // the count is what is held and spent.
 func TestCampaign(t *testing.T) {
-	full, rested := 0, 0
+	full, rested, waited := 0, 0, 0
 	for seed := range uint64(*ledger.Runs) {
 		w := draw(seed)
 		if w.run() {
 			rested++
 		}
 		require.Empty(t, w.wrong, "seed %d", seed)
-		if w.full {
+		if waited += w.waited; w.full {
 			full++
 		}
 	}
+	require.Positive(t, waited)
 	require.Positive(t, full)
 	require.Positive(t, rested)
 	t.Logf("%d runs reached the limit, %d were at rest in an open window", full, rested)
@@ -403,11 +438,15 @@ func TestControls(t *testing.T) {
 // forget loses some of the data.
 func (w *world) forget(kind int, snapshot ledger.Counter) {
 	w.lost = append(w.lost, w.now)
+	if kind < 3 { // the ledger, too
+		w.held = 0
+	}
 	switch kind {
 	case 0:
 		w.c = ledger.Counter{}
 	case 1:
 		w.c = snapshot.Clone()
+		w.held = w.store() + w.c.Check(w.terms(), w.store()).Held.Microseconds()
 	case 2:
 		w.c.LoseLedger()
 	case 3:

@@ -39,6 +39,9 @@ func (c *Counter) ForgetOldest(now int64) {
 	}
 }
 
+// Time is the counter's at now.
+func (c *Counter) Time(now int64) int64 { return c.time(now) }
+
 // Present is the bucket at now.
 func (c *Counter) Present(now int64) int64 {
 	if c.ring == nil {

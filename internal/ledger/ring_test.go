@@ -66,7 +66,9 @@ type roll struct {
 	snapshot     ledger.Counter
 	order        int64
 	debt, resend bool
-	whole        bool // nothing is unknown that counts
+	holds        bool
+	held         int64 // until when, us of the counter's time
+	whole        bool  // nothing is unknown that counts
 	control      string
 	wrong        string
 	tokens       int64
@@ -109,7 +111,7 @@ func (w *roll) send(c *roller, want int64) {
 	w.let(c)
 	q := backend.Statement{Client: c.name, Limit: w.limit, Want: want, Need: w.some(want)}
 	q.Least = w.some(q.Need)
-	q.Pace, q.Idle = w.some(3*w.limit.Tokens), c.held
+	q.Pace, q.Idle, q.Hold = w.some(3*w.limit.Tokens), c.held, w.hold()
 	q.Exact, q.Waited, q.Leaving, q.Deaf = w.chance(.3), w.chance(.3), want == 0 && w.chance(.3), w.chance(.1)
 	q.Within = time.Duration(w.some(w.us/2)*w.some(1)) * time.Microsecond
 	if w.chance(.5) {
@@ -168,13 +170,33 @@ func (w *roll) sync(q backend.Statement) backend.Reply {
 		w.c.ForgetClock()
 	}
 	if !w.c.Kept(w.store()) { // the server has deleted it
-		w.c = ledger.Counter{}
+		if w.c.Check(w.limit, w.store()).Held > 0 {
+			w.wrong = "deleted while it is held"
+		}
+		w.c, w.held = ledger.Counter{}, 0
 	}
 	r, _ := w.c.Sync(q, w.store())
+	if q.Hold > 0 && !r.Void {
+		w.held = max(w.held, ((r.Now+999)/1000+(q.Hold+time.Millisecond-1).Milliseconds())*1000)
+	}
+	if want := max(w.held-r.Now, 0); !r.Void && (r.Held.Microseconds() != want || want > 0 && r.Grant > 0) {
+		w.wrong = fmt.Sprintf("%d granted while it is held for %d us, and the reply says %v", r.Grant, want, r.Held)
+	}
+	if r.Held > 0 {
+		w.happened["held"]++
+	}
 	if r.Remaining < 0 || r.Grant > 0 && r.Used > w.limit.Tokens {
 		w.wrong = fmt.Sprintf("%+v", r)
 	}
 	return r
+}
+
+// hold is mostly none.
+func (w *roll) hold() time.Duration {
+	if !w.holds || w.control != "" || !w.chance(.02) {
+		return 0
+	}
+	return time.Duration(1 + w.some(w.us*500<<w.some(3)))
 }
 
 // take gives a reply to its client.
@@ -244,7 +266,7 @@ func (w *roll) step() {
 		}
 	case n == 19:
 		n := 1 + w.some(min(w.limit.Tokens, 3)-1)
-		q := backend.Statement{Need: n, Limit: w.limit, Rolling: backend.Rolling{Within: time.Duration(w.some(w.us)) * time.Microsecond}}
+		q := backend.Statement{Need: n, Limit: w.limit, Hold: w.hold(), Rolling: backend.Rolling{Within: time.Duration(w.some(w.us)) * time.Microsecond}}
 		if r := w.sync(q); r.Grant > 0 {
 			w.happened["direct"]++
 			w.direct = append(w.direct, r.Grants[0])
@@ -346,7 +368,7 @@ func drawRoll(seed uint64) *roll {
 	w.limit = backend.Limit{Tokens: []int64{1, 5, 12, 50, 600}[w.IntN(5)], Window: time.Duration(w.us) * time.Microsecond}.Rolling()
 	w.lose, w.repeat = []float64{0, .05, .3}[w.IntN(3)], []float64{0, .05, .4}[w.IntN(3)]
 	w.refunds = []float64{0, .5, 1}[w.IntN(3)]
-	w.debt, w.resend = w.chance(.2), w.chance(.5)
+	w.debt, w.resend, w.holds = w.chance(.2), w.chance(.5), seed%3 == 0
 	for range 1 + w.IntN(5) {
 		w.clients = append(w.clients, w.newcomer())
 	}
@@ -373,7 +395,7 @@ func (w *roll) run(steps int) int64 {
 			w.happened["asleep"]++
 		case w.chance(.001):
 			w.c.Reset(w.limit, w.store())
-			w.direct = nil
+			w.direct, w.held = nil, 0
 			w.happened["Reset"]++
 		case w.chance(.002):
 			w.clock -= w.some(3 * w.us)
@@ -384,6 +406,9 @@ func (w *roll) run(steps int) int64 {
 			w.losses, w.whole = w.losses+1, false
 			if w.c = (ledger.Counter{}); w.chance(.7) {
 				w.c = w.snapshot.Clone()
+			}
+			if w.held = 0; w.c.Check(w.limit, w.store()).Held > 0 {
+				w.held = w.c.Time(w.store()) + w.c.Check(w.limit, w.store()).Held.Microseconds()
 			}
 			w.happened["loss"]++
 		}
@@ -420,7 +445,7 @@ func TestRolling(t *testing.T) {
 	}
 	require.Positive(t, full)
 	require.Positive(t, whole)
-	for _, fault := range []string{"lost statement", "lost reply", "repeated", "late", "debt", "direct", "refunded to the stock", "refunded to the store", "killed", "forgotten", "asleep", "Reset", "step back"} {
+	for _, fault := range []string{"lost statement", "lost reply", "repeated", "late", "debt", "direct", "refunded to the stock", "refunded to the store", "killed", "forgotten", "asleep", "Reset", "step back", "held"} {
 		require.Positive(t, happened[fault], fault)
 	}
 	t.Logf("%d tokens, %d runs reached the limit, %d had nothing unknown; %v", tokens, full, whole, happened)

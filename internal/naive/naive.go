@@ -40,6 +40,7 @@ type Log struct {
 	List   []Tokens // in order of its fields
 	Losses []int64  // when the store lost data
 	Resets []int64
+	Held   int64 // until when the limit is held
 }
 
 // Grant says that count tokens came into owner's hands.
@@ -74,6 +75,18 @@ func (l *Log) Declare(now int64, owner int, w Window, count int64) {
 // Drop says that count tokens in owner's hands will never be spent, and that the store is not told.
 func (l *Log) Drop(now int64, owner int, w Window, count int64) error {
 	return l.move(Tokens{owner, w, Held, 0, count}, Gone, now)
+}
+
+// Hold says that from now on nothing is granted before the time until. It never shortens a hold, which a Reset ends.
+func (l *Log) Hold(until int64) { l.Held = max(l.Held, until) }
+
+// Answer judges what the store answers at the time now: it grants nothing while the limit is held, and says for how long that is.
+func (l *Log) Answer(now, granted, held int64) error {
+	want := max(l.Held-now, 0)
+	if held != want || held > 0 && granted > 0 {
+		return fmt.Errorf("%d tokens are granted at %d, by a limit that says it is held for %d, and is for %d", granted, now, held, want)
+	}
+	return nil
 }
 
 // over judges the first law after a token of w was spent: w, and the time around, saw at most the limit spent, and one

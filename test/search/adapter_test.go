@@ -3,6 +3,7 @@ package search
 import (
 	"reflect"
 	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -59,6 +60,9 @@ const (
 	noSum        fault = "a head without the sum of the accounts"
 	noClaims     fault = "an account cannot claim what is charged to nobody known"
 	ahead        fault = "a period that has not begun"
+	unread       fault = "a hold that a statement without an account does not read"
+	forgotten    fault = "a hold that a new window forgets"
+	endless      fault = "a hold that a Reset does not end"
 )
 
 // us is the length of the limit's window.
@@ -86,6 +90,9 @@ func (s *store) sync(c *scope, q *backend.Statement, now int64) *backend.Reply {
 		sent.Begin, sent.End = now/1000, 2*sent.End-sent.Begin
 	}
 	r, _ := s.counter.Sync(sent, now)
+	if hold := s.hold(); hold != nil && c.fault == forgotten && r.Window != was.Window {
+		*hold = 0
+	}
 	same, mine := r.Window == sent.Window && !r.Void, sent.Mine
 	switch back := -sent.Change; {
 	case c.fault == lostCharged && at >= 0 && r.Window == was.Window && !r.Void:
@@ -160,15 +167,20 @@ func (s *store) claimable(used int64) int64 {
 	return used
 }
 
-// direct makes a statement without a client, which charges n tokens, and returns the window; none if it is refused.
-func (s *store) direct(c *scope, n, now int64) backend.Window {
-	q := backend.Statement{Key: "k", Limit: c.limit, Need: n}
+// hold is until when the head says that the limit is held, Unix ms.
+func (s *store) hold() *int64 { return inside(reflect.ValueOf(&s.counter).Elem(), "head", "hold") }
+
+// direct makes a statement without a client, which charges n tokens and holds the limit for d.
+func (s *store) direct(c *scope, n int64, d time.Duration, now int64) backend.Reply {
+	q := backend.Statement{Key: "k", Limit: c.limit, Need: n, Hold: d}
 	q.Begin, q.End = hand.Period(c.limit, now)
-	r, _ := s.counter.Sync(q, now)
-	if r.Grant == 0 {
-		return backend.Window{}
+	if hold := s.hold(); hold != nil && c.fault == unread {
+		was := *hold
+		*hold = 0
+		defer func() { *hold = was }()
 	}
-	return r.Window
+	r, _ := s.counter.Sync(q, now)
+	return r
 }
 
 // overrun charges n tokens more in w, without a client.
@@ -182,7 +194,11 @@ func (s *store) overrun(c *scope, w backend.Window, n, now int64) {
 }
 
 func (s *store) reset(c *scope, now int64) {
+	held := s.counter.Check(c.limit, now).Held
 	gen, _ := s.counter.Reset(c.limit, now)
+	if c.fault == endless {
+		*s.hold() = now/1000 + held.Milliseconds()
+	}
 	if c.fault == noGeneration {
 		*inside(reflect.ValueOf(&s.counter).Elem(), "head", "Gen") = gen.Gen
 	}
@@ -218,6 +234,9 @@ func (c *scope) costs(s *state, what kind) bool {
 // free is how many tokens the store could grant, and of which window.
 func (s *store) free(c *scope, now, resets int64) (int64, naive.Window) {
 	state := s.counter.Check(c.limit, now)
+	if state.Held > 0 { // what could be granted after that
+		state.Remaining = max(c.limit.Tokens-s.counter.Contents(now).Used, 0)
+	}
 	return state.Remaining, hand.Name(c.limit, state.Window, resets)
 }
 

@@ -59,6 +59,7 @@ func (c *scope) hash(s *state) uint64 {
 	d.word(uint64(s.instant))
 	d.word(uint64(s.later))
 	d.word(uint64(s.granted))
+	d.word(uint64(s.log.Held))
 	d.word(uint64(s.taken.End))
 	d.word(uint64(s.taken.Gen))
 	return d.sum

@@ -44,6 +44,9 @@ func (c *scope) settle(s *state) error {
 		if p := &s.clients[i]; !p.dead && (p.Window.End != 0 || p.lost > 0) {
 			o := call{q: p.Ask(c.limit, "k", names[i], 0, now), sent: now, resets: resets}
 			o.r = s.store.sync(c, o.q, now)
+			if err := answer(&s.log, o.r); err != nil {
+				return err
+			}
 			if err := p.Apply(c.limit, &s.log, i, hand.Call{Q: o.q, R: o.r, Sent: o.sent, Resets: o.resets}, now); err != nil {
 				return err
 			}

@@ -1,6 +1,6 @@
 // Package search looks at all that can happen to one key of a store in a small scope: every order of statements, with
 // requests and replies that are lost, repeated and late, give-backs, refunds and overruns, clients that are killed, time
-// that passes, Resets, and a store that loses its data. The code that is judged is the real one: the store's rules and the
+// that passes, holds, Resets, and a store that loses its data. The code that is judged is the real one: the store's rules and the
 // client's account. The judge is the model of internal/naive, which knows nothing of them.
 //
 // States that differ by the clients' names only are one.
@@ -82,14 +82,14 @@ func TestSearch(t *testing.T) {
 	halves, noted := ofWindows(everything), ofWindows(budget{losses: 1, kills: 1, returns: 1, refunds: 1, debts: 1, leaves: 1})
 	halves.losing, noted.losing = []kind{loseCount, loseEnd}, []kind{loseLedger}
 	halves.most.directs = 0
-	kept := everything
+	kept, held := everything, budget{lost: 1, resets: 1, losses: 1, returns: 1, debts: 1, directs: 1, holds: 2}
 	kept.losses = 0
 	for name, row := range map[string]struct {
 		whole *scope
 		parts []*scope
 	}{
-		"fixed":   {ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2200), []*scope{ofWindows(everything), ofSeconds(everything), ofDays(everything), halves, noted}},
-		"rolling": {ofBuckets(budget{lost: 1}, 0, 1050, 3110), []*scope{ofBuckets(everything), ofBuckets(kept)}},
+		"fixed":   {ofWindows(budget{lost: 1, returns: 1}, 0, 2198, 2200), []*scope{ofWindows(everything), ofSeconds(everything), ofDays(everything), halves, noted, ofWindows(held), ofSeconds(held)}},
+		"rolling": {ofBuckets(budget{lost: 1}, 0, 1050, 3110), []*scope{ofBuckets(everything), ofBuckets(kept), ofBuckets(held)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -119,7 +119,7 @@ func TestLong(t *testing.T) {
 		return
 	}
 	n := int8(*times)
-	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n, leaves: n, directs: n}
+	most := budget{lost: n, repeats: n, kills: 1, resets: n, losses: 1, returns: n, refunds: n, debts: n, leaves: n, directs: n, holds: n}
 	for name, c := range map[string]*scope{"fixed": ofWindows(most), "rolling": ofBuckets(most)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -154,6 +154,9 @@ func TestPlanted(t *testing.T) {
 		{noSum, ofWindows(budget{losses: 1})},
 		{noClaims, ofWindows(budget{losses: 1, returns: 1})},
 		{ahead, ofDays(budget{})},
+		{unread, ofWindows(budget{directs: 1, holds: 1})},
+		{forgotten, ofWindows(budget{losses: 1, holds: 1})},
+		{endless, ofWindows(budget{resets: 1, holds: 1})},
 
 		{lostCharged, ofBuckets(budget{lost: 1})},
 		{returnedTwice, ofBuckets(budget{returns: 1})},
@@ -166,6 +169,8 @@ func TestPlanted(t *testing.T) {
 		{forgetful, ofBuckets(budget{leaves: 1, returns: 1})},
 		{noGeneration, ofBuckets(budget{resets: 1}, 0)},
 		{secretLoss, ofBuckets(budget{losses: 1})},
+		{unread, ofBuckets(budget{directs: 1, holds: 1})},
+		{endless, ofBuckets(budget{resets: 1, holds: 1})},
 		{lateDeadline, ofBuckets(budget{}, 0, 50, 1070, 1120, 3110)},
 	} {
 		t.Run(fmt.Sprintf("%s rolling=%v", row.fault, row.scope.limit.Rolls), func(t *testing.T) {

@@ -35,7 +35,7 @@ type budget struct {
 	lost, repeats, kills, resets, returns, refunds, debts int8
 	losses                                                int8 // of the store, of any kind
 
-	leaves, directs int8 // lives that end, and statements without a client
+	leaves, directs, holds int8 // lives that end, and statements without a client
 }
 
 const (
@@ -106,6 +106,7 @@ const (
 	direct
 	directLost
 	overrun
+	hold
 	tick
 	reset
 	lose
@@ -119,7 +120,7 @@ var kindNames = [kinds]string{
 	"asks for", "statement arrives", "statement arrives, and will again", "statement is lost", "statement is late, and given up", "hears",
 	"reply is lost", "reply is late, and given up", "hears a late reply", "late statement arrives", "spends", "gives back", "refunds",
 	"overruns", "begins another life", "is killed", "somebody takes one without an account", "somebody's reply is lost",
-	"somebody overruns", "time passes", "Reset", "the store loses all", "the store loses its ledger", "the store loses the count",
+	"somebody overruns", "somebody holds the limit", "time passes", "Reset", "the store loses all", "the store loses its ledger", "the store loses the count",
 	"the store loses the end",
 }
 
@@ -193,6 +194,9 @@ func (c *scope) actions(s *state, to []action) []action {
 	may(s.left.directs > 0, direct, nobody, 1)
 	may(s.left.directs > 0 && s.left.lost > 0, directLost, nobody, 1)
 	may(s.left.debts > 0 && s.taken.End != 0, overrun, nobody, 1)
+	for i := range holds {
+		may(s.left.holds > 0, hold, nobody, int64(i))
+	}
 	may(int(s.instant)+1 < len(c.instants), tick, 0, 0)
 	may(s.left.resets > 0, reset, 0, 0)
 	for k := lose; k <= loseEnd; k++ {
@@ -226,7 +230,7 @@ func (c *scope) do(s *state, a action) (err error) {
 		defer c.hashClient(s, who)
 	}
 	switch a.kind {
-	case direct, directLost, overrun:
+	case direct, directLost, overrun, hold:
 		l.List = slices.Clone(l.List)
 		fallthrough
 	case arrive, arriveTwice, arriveLate, reset, lose, loseLedger, loseCount, loseEnd:
@@ -254,7 +258,8 @@ func (c *scope) do(s *state, a action) (err error) {
 			s.left.repeats--
 			p.late = append(slices.Clip(p.late), o.q)
 		}
-		o.r, o.done, o.resets = s.sync(c, o.q, now), true, resets
+		o.r, err = s.sync(c, o.q, now)
+		o.done, o.resets = true, resets
 	case delay:
 		s.left.repeats--
 		p.late, p.call, p.lost = append(slices.Clip(p.late), p.call.q), nil, 1
@@ -276,7 +281,9 @@ func (c *scope) do(s *state, a action) (err error) {
 	case arriveLate:
 		q := p.late[a.n]
 		p.late = slices.Concat(p.late[:a.n], p.late[a.n+1:])
-		s.sync(c, q, now)
+		if _, err = s.sync(c, q, now); err != nil {
+			return err
+		}
 		if p.lost = 1; p.dead {
 			l.List = slices.Clone(l.List)
 			return c.gone(s, who, now, c.limit.Tokens)
@@ -300,10 +307,11 @@ func (c *scope) do(s *state, a action) (err error) {
 		return c.kill(s, who, now)
 	case direct, directLost:
 		s.left.directs--
-		w := s.store.direct(c, int64(a.n), now)
-		if w.End == 0 {
-			return nil
+		r := s.store.direct(c, int64(a.n), 0, now)
+		if err = answer(l, &r); err != nil || r.Grant == 0 {
+			return err
 		}
+		w := r.Window
 		s.granted += int64(a.n)
 		s.taken = w
 		name := hand.Name(c.limit, w, resets)
@@ -317,12 +325,17 @@ func (c *scope) do(s *state, a action) (err error) {
 		s.left.debts--
 		s.store.overrun(c, s.taken, int64(a.n), now)
 		l.Declare(now, who, hand.Name(c.limit, s.taken, resets), int64(a.n))
+	case hold:
+		s.left.holds--
+		r := s.store.direct(c, 0, holds[a.n], now)
+		l.Hold((now+999)/1000*1000 + holds[a.n].Microseconds())
+		return answer(l, &r)
 	case tick:
 		s.instant++
 		return c.pass(s)
 	case reset:
 		s.left.resets--
-		l.Resets = append(slices.Clip(l.Resets), now)
+		l.Resets, l.Held = append(slices.Clip(l.Resets), now), 0
 		s.store.reset(c, now)
 		s.later += 1000
 		if c.limit.Rolls { // the model knows what was taken by how many Resets came before
@@ -333,19 +346,32 @@ func (c *scope) do(s *state, a action) (err error) {
 		if c.fault != secretLoss && c.costs(s, a.kind) {
 			l.Losses = append(slices.Clip(l.Losses), now)
 		}
-		s.store.lose(a.kind)
+		if s.store.lose(a.kind); a.kind == lose || a.kind == loseLedger { // a hold is in the ledger
+			l.Held = 0
+		}
 		s.later += 1000
 	}
-	return nil
+	return err
 }
 
+// holds are how long the limit may be held: until before the end of a window, and after it.
+var holds = [...]time.Duration{1050 * time.Millisecond, 2150 * time.Millisecond}
+
 // sync lets a statement arrive.
-func (s *state) sync(c *scope, q *backend.Statement, now int64) *backend.Reply {
+func (s *state) sync(c *scope, q *backend.Statement, now int64) (*backend.Reply, error) {
 	r := s.store.sync(c, q, now)
 	if len(s.log.Losses) > 0 {
 		s.granted += r.Grant
 	}
-	return r
+	return r, answer(&s.log, r)
+}
+
+// answer judges a reply.
+func answer(l *naive.Log, r *backend.Reply) error {
+	if r.Void || r.Astray {
+		return nil
+	}
+	return l.Answer(r.Now, r.Grant, r.Held.Microseconds())
 }
 
 // hear gives a client the reply to its last statement.
@@ -408,6 +434,9 @@ func (c *scope) pass(s *state) error {
 
 // forget takes from the list what matters no more.
 func (c *scope) forget(l *naive.Log, now int64) {
+	if l.Held <= now {
+		l.Held = 0
+	}
 	l.List = slices.DeleteFunc(l.List, func(t naive.Tokens) bool {
 		if l.Rolls > 0 {
 			return t.State != naive.Held && t.At+l.Rolls+l.Linger <= now
