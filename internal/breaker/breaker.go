@@ -122,7 +122,7 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 		b.pause = min(max(2*b.pause, shortestPause), longestPause)
 		b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
 		is.Open, is.Rejecting, b.cause = true, false, err
-	default: // it answers
+	default: // it answers, so the failures were not in a row, and the next outage begins anew
 		b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
 		if o == Rejected {
 			is.Rejecting, b.rejected, b.until = true, now, now+int64(calm)
@@ -130,6 +130,8 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 			is.Rejecting = false
 		}
 	}
+	// A change of the state is reported later, in order, because no hook is called under the lock. Only opening and closing
+	// make calls in flight stale.
 	if is.Open != was.Open {
 		b.Open.Store(is.Open)
 		b.changed = now

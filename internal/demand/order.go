@@ -24,7 +24,8 @@ const (
 	Direct               // no stock: exactly what callers in line need
 )
 
-// Terms are what sizes depend on besides the demand.
+// Terms are what sizes depend on besides the demand. They are made anew for each question, because a limit may change and a
+// window passes.
 type Terms struct {
 	Policy
 	Limit   backend.Limit
@@ -39,8 +40,13 @@ type Terms struct {
 const (
 	idlePart  = 20 // of the limit, that all clients together may hold for the next large request
 	mostAhead = 4  // batches held for a request that is larger than a batch: more would cost more calls than that request's own
-	smallPart = 5  // visits that each process' part of the limit must serve at least, so that batches are worth their calls. What callers need exactly costs about two calls a visit
-	trust     = 3  // the largest batch in the first window of a key, in multiples of the tokens seen: its callers may soon be elsewhere
+
+	// Visits that each process' part of the limit must serve at least, so that batches are worth their calls. What callers
+	// need exactly costs about two calls a visit.
+	smallPart = 5
+
+	// The largest batch in the first window of a key, in multiples of the tokens seen: its callers may soon be elsewhere.
+	trust = 3
 )
 
 // Ahead reports whether batches are ordered before the stock is gone: always, except where a batch is one token, because then
@@ -79,7 +85,8 @@ func Floor(limit, processes int64) int64 {
 // ReorderPoint is the stock at which to order the next batch, so that the stock lasts until the batch comes, and -1 if none is to be
 // ordered ahead. At low rates of single tokens it is zero, so the last token orders the batch.
 func (d *Demand) ReorderPoint(t *Terms) int64 {
-	last := d != nil && t.tapers() && d.rate*t.Left.Seconds() < 1 // a batch would mostly cost a call for nothing
+	// None for the last token of a window: the batch would mostly cost a call for nothing.
+	last := d != nil && t.tapers() && d.rate*t.Left.Seconds() < 1
 	if d == nil {
 		d = New(0, 0)
 	}
@@ -91,10 +98,12 @@ func (d *Demand) ReorderPoint(t *Terms) int64 {
 	expected := max(d.rate, d.recent) * t.Lead.Seconds()
 	spare := min(d.size-1, float64(t.Limit.Tokens/idlePart/t.Clients))
 	at := int64(expected + 3*math.Sqrt(expected*(1+spare)) + spare + 0.5)
+
+	// No more than a few batches that the user allows, and half of what may lie idle, or there would be no room for the batch.
 	if t.Max > 0 {
 		at = min(at, mostAhead*min(t.Max, t.Limit.Tokens))
 	}
-	if t.tapers() { // or there would be no room for the batch
+	if t.tapers() {
 		at = min(at, max(d.idle(t), t.Min)/2)
 	}
 	return at
@@ -120,7 +129,8 @@ type Order struct {
 	Reason string
 }
 
-// Order sizes a batch, which may go beyond the bounds of a policy if callers need more.
+// Order sizes a batch, which may go beyond the bounds of a policy if callers need more. It also records who has come and what
+// was ordered, so call it once for each batch. Of a nil Demand nothing is kept.
 func (d *Demand) Order(t *Terms, n Need) (o Order) {
 	first := d == nil
 	if first {
@@ -137,7 +147,7 @@ func (d *Demand) Order(t *Terms, n Need) (o Order) {
 	d.callers += n.Callers
 	d.usual = max(d.usual, (d.usual+float64(d.callers))/2)
 
-	// How much by the policy?
+	// How much by the policy? Where nothing is held, or a batch would be most of a small limit, what callers need decides.
 	most := t.Limit.Tokens
 	if t.Max > 0 {
 		most = min(t.Max, most)
@@ -150,6 +160,7 @@ func (d *Demand) Order(t *Terms, n Need) (o Order) {
 	case t.Kind == Fixed:
 		o.Want, o.Exact, o.Reason = min(max(t.Min, n.Waiting), t.Limit.Tokens), true, "fixed"
 	case t.Kind == Ladder:
+		// Half as much again when the last batch was used up, and half of it when less than half was used.
 		o.Exact = true
 		switch used := n.Spent - d.batchSpent; {
 		case first:
@@ -172,13 +183,14 @@ func (d *Demand) Order(t *Terms, n Need) (o Order) {
 		// As long as the limit is expected to last, but a sixth of the window at least, because a forecast may be wrong and
 		// idle tokens can be called back; and not beyond the window.
 		ahead := min(max(d.Lasts(t), t.Limit.Window/horizonPart), t.Left, horizonMax)
+		// In the first window there is no forecast yet: a few times of what was seen, at most.
 		expected, seen := d.rate*ahead.Seconds(), trust*max(n.Spent-d.batchSpent+n.Waiting, 1)
 		if o.Want, o.Reason = int64(math.Ceil(expected))-n.Stock+n.Waiting, "demand"; d.lasted == 0 && expected > float64(seen) {
 			o.Want, o.Reason = seen, "growing"
 		}
 		o.Want = min(max(o.Want, floor, t.Min), most)
 	}
-	o.Want = max(o.Want, n.Tokens)
+	o.Want = max(o.Want, n.Tokens) // a policy never makes callers wait for a second call
 
 	// Does this process run alone? A small limit has batches only while that lasts.
 	if n.Runs && t.tapers() {

@@ -36,9 +36,9 @@ const shards = 64
 
 type shard[S any] struct {
 	chains atomic.Pointer[[]chain[S]] // nil while empty; a power of two long
-	mu     sync.Mutex                 // for all writes
-	size   int
-	_      [40]byte // shards do not share a cache line
+	mu     sync.Mutex                 // for all writes; readers take it only to be sure that they miss nothing
+	size   int                        // nodes
+	_      [40]byte                   // shards do not share a cache line
 }
 
 type chain[S any] = atomic.Pointer[Node[S]]
@@ -116,7 +116,7 @@ func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S
 		s.chains.Store(chains)
 	}
 
-	// Push it.
+	// Push it. It points to the rest of its chain before a reader can find it.
 	to := of(*chains, h)
 	n.next.Store(to.Load())
 	to.Store(n)
@@ -147,6 +147,7 @@ func (t *Table[S]) Delete(n *Node[S]) {
 // All calls yield with every node that is in the table throughout the call, one shard
 // after the other, until yield returns false. It holds no lock while it calls yield.
 func (t *Table[S]) All(yield func(*Node[S]) bool) {
+	// A shard's nodes are copied first, because yield may take long, and may delete nodes.
 	var nodes []*Node[S]
 	for i := range t.shards {
 		s := &t.shards[i]

@@ -14,15 +14,18 @@ type Lane[T any] struct {
 	most       int // calls in flight
 	mostOfRest int // those of them that are not urgent
 
+	// All that follows is guarded by mu. rest counts those in flight that are not urgent, so it is a part of inFlight. Each line
+	// is in the order of coming.
 	inFlight, rest int
-	urgent, others []T // the lines, each in the order of coming
+	urgent, others []T
 }
 
 // Init sets how many calls may be in flight, and how many of these may be of the rest, which is
 // at most most.
 func (l *Lane[T]) Init(most, mostOfRest int) { l.most, l.mostOfRest = most, mostOfRest }
 
-// Take takes a slot if one is free.
+// Take takes a slot if one is free. It looks at no line: whoever asks first has it. A line stands only while no slot is free, or
+// while its owner holds it up.
 func (l *Lane[T]) Take(urgent bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,7 +65,8 @@ func (l *Lane[T]) Ready() bool {
 	return l.inFlight < l.most && (len(l.urgent) > 0 || len(l.others) > 0 && l.rest < l.mostOfRest)
 }
 
-// Next takes a slot for the first who may go, and who leaves the line.
+// Next takes a slot for the first who may go, and who leaves the line. The urgent go first. If they have to wait, then all slots
+// are taken, so the others wait, too.
 func (l *Lane[T]) Next() (t T, urgent, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,6 +80,7 @@ func (l *Lane[T]) Next() (t T, urgent, ok bool) {
 	if l.inFlight++; !urgent {
 		l.rest++
 	}
+	// Leave the line. What stood there must not be kept from the garbage collector.
 	var none T
 	t, (*line)[0] = (*line)[0], none
 	if *line = (*line)[1:]; len(*line) == 0 {

@@ -19,7 +19,7 @@ type Office struct {
 	boxes map[string][]*box // by process
 }
 
-// box is what one limiter listens to.
+// box is what one limiter listens to. The lock of its office guards all but hear, which never changes.
 type box struct {
 	hear    func(backend.Message)
 	waiting []backend.Message
@@ -53,7 +53,7 @@ func (o *Office) Open(process string, hear func(backend.Message)) (close func() 
 	}
 }
 
-// Send delivers m to a process.
+// Send delivers m to a process: to each of its boxes, or to nobody if it has none. It never waits.
 func (o *Office) Send(process string, m backend.Message) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -62,7 +62,7 @@ func (o *Office) Send(process string, m backend.Message) {
 	}
 }
 
-// SendAll delivers m to every process.
+// SendAll delivers m to every process. It never waits.
 func (o *Office) SendAll(m backend.Message) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,6 +73,7 @@ func (o *Office) SendAll(m backend.Message) {
 	}
 }
 
+// put adds m to a box, and starts the goroutine that delivers if none does. The caller holds the lock.
 func (o *Office) put(b *box, m backend.Message) {
 	if len(b.waiting) == most {
 		return
@@ -84,7 +85,9 @@ func (o *Office) put(b *box, m backend.Message) {
 	}
 }
 
-// deliver calls hear until no message waits.
+// deliver calls hear until no message waits. It takes all that wait at once, so that hear is called without the lock; a
+// message that comes meanwhile is in the next list, so the order is kept. Messages of a list in hand are still heard after
+// the box was closed.
 func (o *Office) deliver(b *box) {
 	for {
 		o.mu.Lock()

@@ -77,7 +77,8 @@ func (s *sum) add(waiters int, n int64) {
 	s.tokens += int64(waiters) * min(n, most)
 }
 
-// count brings the exported counts up to date.
+// count brings the exported counts up to date, from sums over the whole line and over its early part. Passing needs none: early
+// waiters stay.
 func (l *Line[R]) count() {
 	l.Len, l.Parked, l.Active = l.all.waiters, 0, l.all.waiters
 	l.First, l.Rests, l.Tokens = l.head, nil, l.all.tokens
@@ -85,7 +86,7 @@ func (l *Line[R]) count() {
 		l.Parked, l.Active = l.early.waiters, l.Active-l.early.waiters
 		l.First, l.Rests, l.Tokens = l.fresh, l.head, l.Tokens-l.early.tokens
 	}
-	if l.First != nil {
+	if l.First != nil { // a fetch must bring all that the first one needs, or nothing
 		l.Tokens += max(l.First.N-most, 0)
 	}
 }
@@ -242,6 +243,8 @@ func (l *Line[R]) park(w *Waiter[R], ahead int64, to Windows, verdict func(*Wait
 	if first {
 		l.parked, l.windows = true, to
 	}
+
+	// Those who were parked before were compared with earlier windows to come.
 	if first && (to.Next > l.inTime || to.Length != was.Length || to.Tokens != was.Tokens) { // one may miss its deadline now
 		l.inTime = math.MaxInt64
 		for e, before := l.head, int64(0); e != l.fresh; {
