@@ -8,12 +8,13 @@ import (
 	"github.com/go-reservoir/reservoir/internal/invariant"
 )
 
-// Ring says in which buckets the tokens of an account with a rolling limit are charged. Each token that a reply grants belongs to a
-// bucket. It is spent before that ends, the oldest first, or goes back to exactly that bucket. A statement says by how
-// much each bucket has changed since the last reply that was taken. Only the account writes it.
+// Ring says in which buckets the tokens of an account with a rolling limit are charged. Each token that a
+// reply grants belongs to a bucket. It is spent before that ends, the oldest first, or goes back to exactly
+// that bucket. A statement says by how much each bucket has changed since the last reply that was taken. Only
+// the account writes it.
 //
-// The stock is a lease of the first bucket that has tokens, and is over at that bucket's Deadline, though it has the tokens of later
-// buckets, too.
+// The stock is a lease of the first bucket that has tokens, and is over at that bucket's Deadline, though it
+// has the tokens of later buckets, too.
 type Ring struct {
 	window   time.Duration
 	known    int64    // Seq of the last reply taken; 0 = none
@@ -22,9 +23,10 @@ type Ring struct {
 	list     []bucket // in order; those in which something is charged or changes
 }
 
-// bucket is what a bucket has of the account, by replies: granted tokens that are held, and that are spent; and what no reply has
-// confirmed: tokens used without a grant, and given back, and the parts of them that the last statement has said. Debt that is
-// confirmed is in neither, and cannot be refunded: where a clock has stepped back, the store may have charged it in another bucket.
+// bucket is what a bucket has of the account, by replies: granted tokens that are held, and that are spent;
+// and what no reply has confirmed: tokens used without a grant, and given back, and the parts of them that
+// the last statement has said. Debt that is confirmed is in neither, and cannot be refunded: where a clock
+// has stepped back, the store may have charged it in another bucket.
 type bucket struct {
 	number             int64
 	held, used         int64
@@ -32,9 +34,11 @@ type bucket struct {
 	saidDebt, saidBack int64
 }
 
-// state writes the changes into q. It names no window, but its generation, because none ends, and none runs.
+// state writes into q what a statement of a rolling limit says instead of sums. It names no window, but its
+// generation, because none ends, and none runs.
 func (a *Ring) state(q *backend.Statement) {
-	q.Window.End, q.Runs, q.Known, q.Changes = 0, false, a.known, nil
+	q.Window.End, q.Runs, q.Mine, q.Used, q.Change = 0, false, 0, 0, 0
+	q.Known, q.Changes = a.known, nil
 	for i := range a.list {
 		b := &a.list[i]
 		b.saidDebt, b.saidBack = b.debt, b.back
@@ -44,12 +48,16 @@ func (a *Ring) state(q *backend.Statement) {
 	}
 }
 
-// apply applies the reply r to q. It returns the sums of the buckets that count no more, and how much is charged in the others.
+// apply applies the reply r to q. It returns the sums of the buckets that count no more, and how much is
+// charged in the others.
 func (a *Ring) apply(q *backend.Statement, r *backend.Reply, held, sent, now int64) (gone bucket, charged int64) {
+	// What was spent since, and what the store's clock is.
 	a.note(held)
 	if last := a.clock(now); a.known == 0 || r.Now > last || r.Now+a.passed(sent, now) <= last { // it says more, or the clock was set forward
 		a.sent, a.at = sent, r.Now
 	}
+
+	// What q has said is confirmed. Of what counts no more, the account takes leave.
 	a.known, a.low = q.Seq, backend.Bucket(r.Now, a.window)-backend.Buckets
 	kept := a.list[:0]
 	for _, b := range a.list {
@@ -61,6 +69,8 @@ func (a *Ring) apply(q *backend.Statement, r *backend.Reply, held, sent, now int
 		}
 	}
 	a.list = kept
+
+	// The grants.
 	for _, g := range r.Grants {
 		a.bucket(g.Bucket).held += g.Tokens
 	}
@@ -76,9 +86,7 @@ func (a *Ring) note(held int64) {
 		n := min(spent, b.held)
 		b.held, b.used, spent = b.held-n, b.used+n, spent-n
 	}
-	if invariant.Enabled {
-		invariant.That(spent == 0, "%d tokens more are held than there were", -spent)
-	}
+	invariant.That(spent == 0, "%d tokens more are held than there were", -spent)
 }
 
 // bucket returns that with a number, which it makes if there is none.
@@ -99,7 +107,8 @@ func (a *Ring) passed(from, to int64) int64 { return (to-from+(to-from)/drift)/1
 // clock is the store's clock at now, us, at the latest.
 func (a *Ring) clock(now int64) int64 { return a.at + a.passed(a.sent, now) }
 
-// Now is the bucket in which the store is at now, at the latest, and 0 if no reply has told the store's clock.
+// Now is the bucket in which the store is at now, at the latest, and 0 if no reply has told the store's
+// clock.
 func (a *Ring) Now(now int64) int64 {
 	if a.known == 0 {
 		return 0
@@ -107,8 +116,8 @@ func (a *Ring) Now(now int64) int64 {
 	return backend.Bucket(a.clock(now), a.window)
 }
 
-// Deadline is until when tokens of a bucket may be spent. It counts from the sending of a statement, because the store read its
-// clock after that.
+// Deadline is until when tokens of a bucket may be spent. It counts from the sending of a statement, because
+// the store read its clock after that.
 func (a *Ring) Deadline(number int64) int64 {
 	left := (backend.BucketEnd(number, a.window) - a.at) * 1000
 	return a.sent + left - left/drift - 2000
@@ -124,8 +133,8 @@ func (a *Ring) First() int64 {
 	return 0
 }
 
-// Last is the last bucket that has tokens which are held, and 0 if none has. A statement that is made before it ends may
-// ask for later ones; see [backend.Rolling].
+// Last is the last bucket that has tokens which are held, and 0 if none has. A statement that is made before
+// it ends may ask for later ones; see [backend.Rolling].
 func (a *Ring) Last() int64 {
 	for _, b := range slices.Backward(a.list) {
 		if b.held > 0 {
@@ -157,15 +166,18 @@ func (a *Ring) giveBack(n, held int64) {
 	}
 }
 
-// refund records that n tokens were not used after all that were spent under a lease of the bucket number. stock of them are held
-// again, if their bucket is not over. back go back to the store. The others count no more.
+// refund records that n tokens were not used after all that were spent under a lease of the bucket number.
+// stock of them are held again, if their bucket is not over. back go back to the store. The others count no
+// more.
 //
-// They are taken from the first bucket from number on of which tokens are used, because the tokens spent under leases are
-// interchangeable. The ring needs for each token that is spent a charge of its own in the bucket of that instant or a later one. Let
-// each be matched so. The token x that was not used was matched to number or a later bucket when it was spent, as all of its
-// lease were. The first bucket i from number on with a used token y is not later than that of x. If it is another one, match
-// y to the bucket of x: that is later than i, so it is not before y was spent. Now x is matched to i, and can go. A match only ever moves
-// to a later bucket, so that holds for the next refund, too. If number itself counts no more, x may be matched to what was forgotten.
+// They are taken from the first bucket from number on of which tokens are used, because the tokens spent
+// under leases are interchangeable. The ring needs for each token that is spent a charge of its own in the
+// bucket of that instant or a later one. Let each be matched so. The token x that was not used was matched to
+// number or a later bucket when it was spent, as all of its lease were. The first bucket i from number on
+// with a used token y is not later than that of x. If it is another one, match y to the bucket of x: that is
+// later than i, so it is not before y was spent. Now x is matched to i, and can go. A match only ever moves
+// to a later bucket, so that holds for the next refund, too. If number itself counts no more, x may be
+// matched to what was forgotten.
 func (a *Ring) refund(n, number, held int64, spend bool, now int64) (stock, back int64) {
 	if a.note(held); number < a.low {
 		return 0, 0

@@ -1,15 +1,16 @@
-// Package tokens has the tokens of one key in one process: the stock that is spent without a lock, and the account of them
-// with the store.
+// Package tokens has the tokens of one key in one process: the stock that is spent without a lock, and the
+// account of them with the store.
 //
-// The store has charged all of them already. Callers spend from a [Lease] by compare-and-swap, after comparing the clock with its
-// deadline. The owner of the key reserves some for callers in line, applies the store's replies, and states the account.
+// The store has charged all of them already. Callers spend from a [Lease] by compare-and-swap, after
+// comparing the clock with its deadline. The owner of the key reserves some for callers in line, applies the
+// store's replies, and states the account.
 //
-// A statement is numbered and absolute: it says what the store should have charged, and that is always what is held and
-// spent. So a grant whose reply was lost goes with the next statement, and what was given back in vain is said again. Times are
-// nanoseconds of the owner's clock. The package has no lock, clock or I/O.
+// A statement is numbered and absolute: it says what the store should have charged, and that is always what
+// is held and spent. So a grant whose reply was lost goes with the next statement, and what was given back in
+// vain is said again. Times are nanoseconds of the owner's clock. The package has no lock, clock or I/O.
 //
-// Fixed and rolling limits share the lease, the sums of the account, and all rules about them. Only a [Ring] knows of buckets. Builds with -race
-// assert that each token is in one place:
+// Fixed and rolling limits share the lease, the sums of the account, and all rules about them. Only a [Ring]
+// knows of buckets. Builds with -race assert that each token is in one place:
 //
 //	0 <= said <= debt, 0 <= said <= back
 //	balance == taken + refunded - returned and confirmed - expired, over the account's life
@@ -24,17 +25,20 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
-// Tokens are those of one key. Call Account.Begin first. The owner's lock guards all but what a Lease lets others do.
+// Tokens are those of one key. Call Account.Begin first. The owner's lock guards all but what a Lease lets
+// others do.
 //
-// Those of a fixed limit belong to a window, and so does the lease. Those of a rolling limit belong to buckets; see [Ring].
-// Its lease is that of the first bucket of which there are tokens, and ends with it, though the stock has those of later ones, too.
+// Those of a fixed limit belong to a window, and so does the lease. Those of a rolling limit belong to
+// buckets; see [Ring]. Its lease is that of the first bucket of which there are tokens, and ends with it,
+// though the stock has those of later ones, too.
 type Tokens struct {
 	Lease    atomic.Pointer[Lease] // from which requests are served; nil = none. Anybody may load it, and Tokens writes it
 	Reserved int64                 // taken out of the lease for callers in line. The owner takes from it for one who is served
 	Account  Account               // the owner states it; Tokens makes all other changes
 }
 
-// Charge is what a request was charged: so many tokens, in a window or, of a rolling limit, under the lease of a bucket.
+// Charge is what a request was charged: so many tokens, in a window or, of a rolling limit, under the lease
+// of a bucket.
 type Charge struct {
 	Tokens int64
 	Window backend.Window
@@ -43,10 +47,11 @@ type Charge struct {
 
 // Held is what the process holds, whether it may still be spent or not.
 func (t *Tokens) Held() int64 {
+	n := t.Reserved
 	if w := t.Lease.Load(); w != nil {
-		return w.Stock.Load() + t.Reserved
+		n += w.Stock.Load()
 	}
-	return t.Reserved
+	return n
 }
 
 // Spent is how many tokens requests have used over the account's life.
@@ -61,20 +66,22 @@ func (t *Tokens) Empty() bool {
 	return t.Held() == 0 && debt == 0 && back == 0
 }
 
-// Until is until when the store takes a statement of what is held and owed; 0 = there is none. In the last moment of a fixed window it is too
-// late; what a rolling limit's account has may count for longer than its lease.
+// Until is until when the store takes a statement of what is held and owed; 0 = there is none. In the last
+// moment of a fixed window it is too late; what a rolling limit's account has may count for longer than its
+// lease.
 func (t *Tokens) Until() int64 {
 	w := t.Lease.Load()
-	switch {
-	case w == nil:
+	if w == nil {
 		return 0
-	case t.Account.Ring != nil:
+	}
+	if t.Account.Ring != nil {
 		return w.Latest
 	}
 	return w.Deadline.Load()
 }
 
-// Frees is when the next tokens of a rolling limit count no more, as the last refusal has said; 0 = the limit has a reset instead.
+// Frees is when the next tokens of a rolling limit count no more, as the last refusal has said; 0 = the limit
+// has a reset instead.
 func (t *Tokens) Frees() int64 {
 	if w := t.Lease.Load(); t.Account.Ring != nil && w != nil {
 		return w.Reset.Load()
@@ -82,7 +89,8 @@ func (t *Tokens) Frees() int64 {
 	return 0
 }
 
-// Last is until when tokens of the last bucket may be spent of which there are some, and its number; 0 = there is none.
+// Last is until when tokens of the last bucket may be spent of which there are some, and its number; 0 =
+// there is none.
 func (t *Tokens) Last() (until, bucket int64) {
 	r := t.Account.Ring
 	if r == nil || r.Last() == 0 {
@@ -91,8 +99,8 @@ func (t *Tokens) Last() (until, bucket int64) {
 	return r.Deadline(r.Last()), r.Last()
 }
 
-// Longest is how long a token counts at most after its grant: until the window's end or, of a rolling limit, that of the last bucket
-// that it may be for, and a window.
+// Longest is how long a token counts at most after its grant: until the window's end or, of a rolling limit,
+// that of the last bucket that it may be for, and a window.
 func Longest(l backend.Limit) time.Duration {
 	if l.Rolls {
 		return l.Window * backend.MaxChanges / backend.Buckets
@@ -100,8 +108,8 @@ func Longest(l backend.Limit) time.Duration {
 	return l.Window
 }
 
-// Reserve takes the stock out for callers in line, so that a newcomer cannot spend what they wait for. Until the next Publish nobody is
-// refused without a lock.
+// Reserve takes the stock out for callers in line, so that a newcomer cannot spend what they wait for. Until
+// the next Publish nobody is refused without a lock.
 func (t *Tokens) Reserve() {
 	if w := t.Lease.Load(); w != nil {
 		w.deny(0)
@@ -109,33 +117,34 @@ func (t *Tokens) Reserve() {
 	}
 }
 
-// Publish puts what is reserved into the stock, and then lets callers be refused until denied; 0 = the store may have more.
+// Publish puts what is reserved into the stock, and then lets callers be refused until denied; 0 = the store
+// may have more.
 func (t *Tokens) Publish(denied int64) {
 	if w := t.Lease.Load(); w != nil {
-		if n := t.Reserved; n != 0 {
-			t.Reserved = 0
-			w.Stock.Add(n)
-		}
+		w.Stock.Add(t.Reserved)
+		t.Reserved = 0
 		w.deny(denied)
 	}
 }
 
-// Apply applies the reply r to q, the last statement, which was sent at sent, and is neither void nor astray. Grants are reserved
-// then, and so is all that is held. It reports whether the account has entered another window, or the first, or none; a rolling limit has one
-// that never ends.
+// Apply applies the reply r to q, the last statement, which was sent at sent, and is neither void nor astray.
+// Grants are reserved then, and so is all that is held. It reports whether the account has entered another
+// window, or the first, or none; a rolling limit has one that never ends.
 func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) (m Moved, entered bool) {
+	// The account. The stock is taken out first, because what is spent meanwhile would count as held.
 	t.Reserve()
 	m, t.Reserved = t.Account.Apply(q, r, t.Reserved, sent, now)
-	was := t.Lease.Load()
-	switch {
-	case t.Account.Ring != nil: // it has none that ends
-	case was == nil:
-		entered = r.Window.End != 0
-	default:
-		entered = was.Window != r.Window
+	// Is it in another window?
+	was, of := t.Lease.Load(), backend.Window{}
+	if was != nil {
+		of = was.Window
 	}
+	entered = t.Account.Ring == nil && of != r.Window && (was != nil || r.Window.End != 0)
+
+	// The lease. How long the statement took to arrive is not known, so tokens of a rolling limit may count
+	// that long from now.
 	switch {
-	case t.Account.Ring != nil: // nobody knows when the statement arrived in between
+	case t.Account.Ring != nil:
 		w := t.turn(r.Window, sent, now+int64(Longest(q.Limit)))
 		w.Remaining.Store(r.Remaining)
 	case r.Window.End == 0: // nothing is charged, and so no window is open
@@ -146,13 +155,15 @@ func (t *Tokens) Apply(q *backend.Statement, r *backend.Reply, sent, now int64) 
 	return m, entered
 }
 
-// turn makes the lease that of the window or, of a rolling limit, of the first bucket with tokens, which is over at latest. sent is when
-// the reading was requested that says so, and -1 if none has just come.
+// turn makes the lease that of the window or, of a rolling limit, of the first bucket with tokens, which is
+// over at latest. sent is when the reading was requested that says so, and -1 if none has just come.
 func (t *Tokens) turn(of backend.Window, sent, latest int64) *Lease {
 	ring, bucket := t.Account.Ring, int64(0)
 	if ring != nil {
 		bucket = ring.First()
 	}
+
+	// Another lease, if it is not the same.
 	from := t.Lease.Load()
 	to := from
 	if from == nil || from.Window != of || from.Bucket != bucket {
@@ -165,17 +176,24 @@ func (t *Tokens) turn(of backend.Window, sent, latest int64) *Lease {
 			to.Deadline.Store(from.Deadline.Load())
 		}
 	}
+
+	// Until when. Readings set the bounds of a window, and the ring knows those of a bucket. A doubt stays
+	// until a reading that is newer.
 	if ring != nil {
-		to.Latest = latest
-		if d := to.Deadline.Load(); d >= 0 || sent >= -1-d {
-			to.Deadline.Store(latest)
-			if bucket != 0 {
-				to.Deadline.Store(ring.Deadline(bucket))
-			}
+		until, last := latest, to.Deadline.Load()
+		if last < 0 && sent < -1-last {
+			until = last
+		} else if bucket != 0 {
+			until = ring.Deadline(bucket)
 		}
+		to.Latest = latest
+		to.Deadline.Store(until)
 	}
+
+	// It replaces the old one before the stock moves, so that a caller who finds that empty finds the new
+	// one.
 	if to != from {
-		t.Lease.Store(to) // before the stock moves, so that a caller with the old lease finds the new one
+		t.Lease.Store(to)
 		if from != nil {
 			t.Reserved += from.Stock.Swap(0)
 		}
@@ -183,13 +201,16 @@ func (t *Tokens) turn(of backend.Window, sent, latest int64) *Lease {
 	return to
 }
 
-// Expire ends what is over: a window's tokens and debt, unless a reply that is on its way decides, and tokens of buckets. It reports
-// whether the lease is another bucket's now, so that all that is held is reserved.
+// Expire ends what is over: a window's tokens and debt, unless a reply that is on its way decides, and tokens
+// of buckets. It reports whether the lease is another bucket's now, so that all that is held is reserved.
 func (t *Tokens) Expire(now int64, inFlight bool) (m Moved, turned bool) {
 	w := t.Lease.Load()
 	if w == nil {
 		return m, false
 	}
+
+	// A window is over when that is sure. The reply on its way may say that it still runs, or was carried
+	// over. A bucket's end is sure at its deadline, and what a Reset may have voided waits for a reply.
 	over := w.Over(now) && !inFlight
 	if w.Bucket != 0 {
 		over = !w.Doubted() && now >= w.Deadline.Load()
@@ -198,7 +219,8 @@ func (t *Tokens) Expire(now int64, inFlight bool) (m Moved, turned bool) {
 	if !over {
 		return m, false
 	}
-	t.Reserve() // or callers could spend it meanwhile
+	// Taken out first, or callers could spend meanwhile what goes back.
+	t.Reserve()
 	if m, t.Reserved = t.Account.Expire(t.Reserved, now); turned {
 		t.turn(w.Window, -1, w.Latest)
 	}
@@ -214,10 +236,10 @@ func (t *Tokens) Leave() Moved {
 	return t.Account.Leave(held)
 }
 
-// Return takes up to n tokens out of the stock that go back with the next statement, or all that is held if n is negative. It
-// returns how many.
+// Return takes up to n tokens out of the stock that go back with the next statement, or all that is held if n
+// is negative. It returns how many.
 func (t *Tokens) Return(n int64) int64 {
-	if n < 0 {
+	if n < 0 { // also what callers in line would get: the key leaves
 		t.Reserve()
 		n, t.Reserved = t.Reserved, 0
 	} else if w := t.Lease.Load(); w != nil {
@@ -230,8 +252,9 @@ func (t *Tokens) Return(n int64) int64 {
 	return n
 }
 
-// Refund takes back n tokens of c that were not used, as [Account.Refund] does. What may be spent again is reserved. ok is false if they belong to
-// a window that is over, or to buckets that count no more: they have expired.
+// Refund takes back n tokens of c that were not used, as [Account.Refund] does. What may be spent again is
+// reserved. ok is false if they belong to a window that is over, or to buckets that count no more: they have
+// expired.
 func (t *Tokens) Refund(c Charge, n int64, spend bool, now int64) (r Refunded, ok bool) {
 	w, a := t.Lease.Load(), &t.Account
 	if w == nil || !a.Has(c.Window, w.Window) {
@@ -244,7 +267,8 @@ func (t *Tokens) Refund(c Charge, n int64, spend bool, now int64) (r Refunded, o
 	return r, a.Ring == nil || r.Stock+r.Back > 0
 }
 
-// Overrun takes n tokens that were used above a charge out of the stock, and what it lacks as debt. It returns how much is debt.
+// Overrun takes n tokens that were used above a charge out of the stock, and what it lacks as debt. It
+// returns how much is debt.
 func (t *Tokens) Overrun(n, now int64) (debt int64) {
 	if debt = n - t.Lease.Load().spendUpTo(n); debt > 0 {
 		t.Account.Declare(debt, now)
