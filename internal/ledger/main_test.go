@@ -7,10 +7,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
-var (
-	Runs = flag.Int("runs", 60, "of each campaign")
-	seed = flag.Uint64("seed", 0, "of the requests; 0 = any")
-)
+var Runs = flag.Int("runs", 60, "of each campaign")
 
 func TestMain(m *testing.M) {
 	flag.Parse()

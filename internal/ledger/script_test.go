@@ -1,13 +1,9 @@
 package ledger
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -87,164 +83,6 @@ func name(w backend.Window) string {
 	return fmt.Sprint(w.End)
 }
 
-// text is what the three keys should hold.
-func (c *Counter) text() (count, end string, own map[string]string) {
-	if count, end = fmt.Sprint(c.count), fmt.Sprintf("%.3f", float64(c.end)/1000); c.end%1000 == 0 {
-		end = fmt.Sprint(c.end / 1000)
-	}
-	if c.head == nil {
-		return count, end, map[string]string{}
-	}
-	h := c.head
-	own = map[string]string{"head": fmt.Sprintf("%s %d %d", name(h.Window), h.sum, h.clients)}
-	if h.hold > 0 {
-		own["head"] += fmt.Sprintf("!%d", h.hold)
-	}
-	if h.claimable+h.before+h.exhausted > 0 {
-		own["head"] += fmt.Sprintf(" %d %d %d", h.claimable, h.before, h.exhausted)
-	}
-	if h.idle > 0 || h.calls > 0 || h.told > 0 {
-		own["head"] += fmt.Sprintf("+%d %d %d %d %d", h.idle, h.out, h.calls, h.told, h.at)
-	}
-	for client, a := range h.accounts {
-		own[client] = fmt.Sprintf("%s %d %d %d", name(a.Window), a.life, a.seq, a.mine)
-		if a.left {
-			own[client] = "~" + own[client]
-		}
-		if a.called {
-			own[client] += "+"
-		} else if a.idle > 0 {
-			own[client] += fmt.Sprintf("+%d", a.idle)
-		}
-	}
-	return count, end, own
-}
-
-// TestScriptsAgree gives the scripts and the rules in Go the same requests, of honest and of
-// dishonest clients, with lost keys, clock steps and Resets.
-func TestScriptsAgree(t *testing.T) {
-	server := redistest.Start(t)
-	s := scripts(server.Client(), "k")
-	ctx := context.Background()
-	heard := s.PSubscribe(ctx, "reservoir:*")
-	defer heard.Close()
-	messages := heard.Channel(redis.WithChannelSize(100_000))
-	seed := *seed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-seed=%d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 2))
-	some := func(n int64) int64 { return rnd.Int64N(n + 1) }
-	shift := 20 * 365 * 24 * time.Hour // no time to live ends during the test
-	open, granted, held, kinds := 0, 0, 0, map[backend.Kind]int{}
-	for range *Runs {
-		var c Counter
-		require.NoError(t, s.FlushDB(ctx).Err())
-		now := time.Now().Add(shift).UnixMicro()
-		length := []int64{100, 1001, 10_000, 60_000}[rnd.IntN(4)]
-		limit := []int64{1, 12, 40, 1000, 100_000, backend.MaxTokens}[rnd.IntN(6)]
-		calendar := rnd.IntN(3) == 0
-		replies := map[string]backend.Reply{}
-		seqs := map[string]int64{}
-		for range 60 {
-			if now += some(length * 1000 / 20); rnd.IntN(40) == 0 {
-				now -= some(3 * length * 1000)
-			}
-			switch rnd.IntN(60) {
-			case 0:
-				s.Del(ctx, s.keys[0])
-				c.LoseCount()
-			case 1:
-				s.Del(ctx, s.keys[1])
-				c.LoseEnd()
-			case 2:
-				s.Del(ctx, s.keys[2])
-				c.LoseLedger()
-			case 3:
-				v := s.reset(t, length, now)
-				void, next := c.Reset(fixed(1, length), now)
-				require.Equal(t, []int64{0, now, void.End, void.Gen, next.Gen}, v)
-				require.Equal(t, fmt.Sprintf("4 %d %d 0 {k}:60s", void.End, void.Gen), (<-messages).Payload)
-			}
-			client := []string{"", "p1.1", "p1.2", "p2.1", "p3.7"}[rnd.IntN(5)]
-			last := replies[client]
-			q := backend.Statement{Client: client, Life: 1 + some(1)*some(1), Limit: fixed(limit, length), Want: some(1) * some(min(2*limit, backend.MaxTokens))}
-			seqs[client] += some(3) - min(some(40)/40*3, 1)
-			q.Seq, q.Need = max(seqs[client], 0), some(q.Want)
-			q.Least = some(q.Need)
-			q.Window, q.Mine, q.Used = last.Window, last.Mine, last.Used
-			if rnd.IntN(10) == 0 {
-				q.Window.Gen += some(2)
-			}
-			if q.Runs = rnd.IntN(4) > 0; q.Mine > 0 {
-				q.Change = some(min(q.Mine, 1000)) - some(q.Mine)
-			}
-			if calendar {
-				q.Begin = now / 1000 / length * length
-				if q.End = q.Begin + length; rnd.IntN(20) == 0 {
-					q.Begin, q.End = q.Begin+length, q.End+length
-				}
-			}
-			q.Exact, q.Deaf, q.Waited, q.Leaving, q.GaveUp = rnd.IntN(3) == 0, rnd.IntN(6) == 0, rnd.IntN(3) == 0, rnd.IntN(9) == 0, rnd.IntN(9) == 0
-			if q.Mine > 0 && !q.Deaf {
-				q.Idle = some(min(q.Mine, backend.MaxTokens/8))
-			}
-			q.Pace, q.Run = some(1)*some(min(limit, 1e12)), some(1)*some(min(limit, 1e12))
-			if client == "" {
-				q.Want = 0
-				q.Need, q.Change = some(min(limit, 20)), max(0, some(20)-13)
-			}
-			q.Hold = hold(rnd, length)
-			want, told := c.Sync(q, now)
-			got := s.sync(t, q, now)
-			require.Equal(t, want, got, "%+v at %d", q, now)
-			if want.Held > 0 {
-				held++
-			}
-			if !want.Void && !want.Astray {
-				replies[client] = want
-			}
-			if want.Window.End != 0 {
-				open++
-			}
-			if want.Grant > 0 {
-				granted++
-			}
-			var told1, told2 []string
-			for _, m := range told {
-				kinds[m.Kind]++
-				told1 = append(told1, fmt.Sprintf("%s %d %d %d %d {k}:60s", m.Process, m.Kind, m.Window.End, m.Window.Gen, m.Limit))
-				got := <-messages
-				told2 = append(told2, strings.TrimPrefix(got.Channel, "reservoir:")+" "+got.Payload)
-			}
-			slices.Sort(told1)
-			slices.Sort(told2)
-			require.Equal(t, told1, told2)
-			count, end, own := c.text()
-			is, err := s.HGetAll(ctx, s.keys[2]).Result()
-			require.NoError(t, err)
-			require.Equal(t, own, is, "%+v at %d", q, now)
-			if c.end*1000 > now { // what is over may stay
-				require.Equal(t, count, cmp.Or(s.Get(ctx, s.keys[0]).Val(), "0"), "%+v at %d", q, now)
-				require.Equal(t, end, cmp.Or(s.Get(ctx, s.keys[1]).Val(), "0"))
-			}
-		}
-	}
-	require.Positive(t, open)
-	require.Positive(t, granted)
-	require.Positive(t, held)
-	t.Logf("%d replies with an open window, %d while held, %d grants, messages: %v", open, held, granted, kinds)
-}
-
-// hold is mostly none.
-func hold(rnd *rand.Rand, length int64) time.Duration {
-	if rnd.IntN(30) > 0 {
-		return 0
-	}
-	return time.Duration(1 + rnd.Int64N(length*1_000_000/2<<rnd.Int64N(3)))
-}
-
 // fixed is a limit of a window of so many ms.
 func fixed(tokens, length int64) backend.Limit {
 	return backend.Limit{Tokens: tokens, Window: time.Duration(length) * time.Millisecond}
@@ -296,27 +134,6 @@ func TestSlotThatMoves(t *testing.T) {
 			c.OpenSlot(from, to, c.SlotOf(name))
 			then(t, s, now)
 		})
-	}
-}
-
-// TestTidy: a ledger is bounded by its clients. Accounts of old windows go when a window opens with more than
-// 63 of them.
-func TestTidy(t *testing.T) {
-	for clients, left := range map[int]int{62: 63, 63: 1} {
-		s, now := scripts(redistest.Start(t).Client(), "k"), later()
-		var c Counter
-		ask := func(client string, now int64) {
-			q := backend.Statement{Client: client, Life: 1, Seq: 1, Want: 1, Need: 1, Limit: fixed(1000, 60_000)}
-			s.sync(t, q, now)
-			c.Sync(q, now)
-		}
-		for i := range clients {
-			ask(fmt.Sprintf("p%d.1", i), now)
-		}
-		ask("q.1", now+60_000_000)
-		_, _, own := c.text()
-		require.Equal(t, own, s.HGetAll(context.Background(), s.keys[2]).Val())
-		require.Len(t, own, left+1)
 	}
 }
 
