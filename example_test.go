@@ -47,8 +47,9 @@ func ExampleNew_redis() {
 		Addr:                  "localhost:6379",
 		MaxRetries:            -1, // the store decides what may be repeated
 		DialerRetries:         1,
-		DialTimeout:           200 * time.Millisecond,
-		ReadTimeout:           200 * time.Millisecond,
+		DialTimeout:           2 * time.Second,
+		ReadTimeout:           5 * time.Second, // the context of a call ends it sooner
+		ConnMaxIdleTime:       time.Minute,
 		ContextTimeoutEnabled: true,
 	})
 	defer client.Close()

@@ -195,7 +195,7 @@ func (s *Store) do(c *call) ([]int64, error) {
 			c.reads = false
 			continue
 		}
-		failure := s.failure(c.script.op, err)
+		failure := s.failure(c.script.op, blame(c.ctx, g.client, err))
 		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(c.ctx, pause) {
 			return nil, failure
 		}

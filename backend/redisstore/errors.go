@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -105,6 +106,34 @@ func (s *Store) reading(op string, err error) error {
 		return nil
 	}
 	return s.failure(op, unsent{redact(err)})
+}
+
+// blame adds to an error what of the client has ended the call before its context, or has held it up: a timeout of
+// the client, or a pool whose connections others use.
+func blame(ctx context.Context, client redis.UniversalClient, err error) error {
+	timeout, ok := errors.AsType[net.Error](err)
+	if at, bounded := ctx.Deadline(); ok && timeout.Timeout() && ctx.Err() == nil && !(bounded && time.Now().After(at)) {
+		option := "ReadTimeout" // a handshake's error does not say
+		if network, ok := errors.AsType[*net.OpError](err); ok && network.Op == "dial" {
+			option = "DialTimeout"
+		}
+		return fmt.Errorf("%w: the client's %s is shorter than the call may take", err, option)
+	}
+	full := exhausted(client)
+	if _, early := errors.AsType[unsent](err); early && full != nil {
+		return fmt.Errorf("%w: %w", err, full)
+	}
+	return err
+}
+
+// exhausted returns an error if all connections of the client are in use.
+func exhausted(client redis.UniversalClient) error {
+	if c, ok := client.(*redis.Client); ok {
+		if size, now := c.Options().PoolSize, c.PoolStats(); int(now.TotalConns) >= size && now.IdleConns == 0 {
+			return fmt.Errorf("all %d connections of the client's pool are in use: give the store a client of its own", size)
+		}
+	}
+	return nil
 }
 
 // unsent is the error of a call that was never written.

@@ -70,7 +70,7 @@ func ExampleOptions() {
 	client := redis.NewUniversalClient(o)
 	defer client.Close()
 	fmt.Println(redisstore.New(client).Err(), o.Addrs, o.ReadTimeout)
-	// Output: <nil> [10.0.0.1:6379 10.0.0.2:6379] 200ms
+	// Output: <nil> [10.0.0.1:6379 10.0.0.2:6379] 2s
 }
 
 // This is GitHub's layout: keys are spread over primaries, each with replicas for Check.

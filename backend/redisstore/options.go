@@ -24,8 +24,9 @@ var errURL = errors.New("reservoir: redis URL: want redis://[user:password@]host
 	"redis-cluster://…[?addr=host:port] or redis-sentinel://…?master_name=name, rediss… for TLS, and in a password %XX for all " +
 	"but letters and digits (it is not shown, because it may hold a password)")
 
-// Options returns options for a client that suits a store: it fails quickly, obeys
-// contexts, and leaves repetition to the store. Change them as needed and make the
+// Options returns options for a client that suits a store: it obeys contexts, leaves repetition
+// to the store, and drops connections that have been idle for a minute. A call ends with its
+// context, which is the limiter's fetch timeout, or after 5 s, in a cluster 2 s, and a dial after 2 s. Change them as needed and make the
 // client with [redis.NewUniversalClient]. The scheme of the URL chooses a parser of
 // go-redis: [redis.ParseURL], [redis.ParseClusterURL] or [redis.ParseFailoverURL].
 //
@@ -46,10 +47,14 @@ func Options(rawURL string) (*redis.UniversalOptions, error) {
 	}
 	var kind string
 	u.Scheme, kind, _ = strings.Cut(u.Scheme, "-")
-	const quick = 200 * time.Millisecond
+	most := 5 * time.Second // the call's own context ends it sooner
+	if kind == "cluster" {
+		most = connectTime // for so long go-redis asks a node that hangs where the slots are
+	}
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true,
-		DialTimeout: 500 * time.Millisecond, ReadTimeout: quick, WriteTimeout: quick,
+		DialTimeout: connectTime, ReadTimeout: most, WriteTimeout: most,
+		ConnMaxIdleTime:          time.Minute, // load balancers forget connections, some after four minutes, without a word
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		IsClusterMode:            kind == "cluster",
 	}

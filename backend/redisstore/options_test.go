@@ -45,7 +45,10 @@ func TestOptions(t *testing.T) {
 			SentinelUsername: "s", SentinelPassword: "q@", Username: "u", Password: "p"},
 	} {
 		want.MaxRetries, want.DialerRetries, want.ContextTimeoutEnabled = -1, 1, true // the store decides what may be repeated
-		want.DialTimeout, want.ReadTimeout, want.WriteTimeout = 500*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
+		want.DialTimeout, want.ReadTimeout, want.WriteTimeout, want.ConnMaxIdleTime = 2*time.Second, 5*time.Second, 5*time.Second, time.Minute
+		if want.IsClusterMode {
+			want.ReadTimeout, want.WriteTimeout = 2*time.Second, 2*time.Second
+		}
 		want.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		o, err := redisstore.Options(url)
 		require.NoError(t, err, url)

@@ -11,10 +11,10 @@
 // # The client
 //
 // [New] takes any redis.UniversalClient except redis.Ring, which moves keys between
-// servers. Use the settings of Options, above all the short timeouts. The store returns
-// when a call's context ends, but go-redis may keep the connection until its own timeout.
-// The store lets a dial go on for up to two seconds after the call that needed it, so
-// DialTimeout may be longer than a caller waits. It should be at least three round trips.
+// servers. Use the settings of Options. The store returns when a call's context ends, and go-redis frees the connection soon
+// after that, if ContextTimeoutEnabled is set. A timeout of the client that is shorter ends the call before; the error names it.
+// The store lets a dial go on for up to two seconds after the call that needed it. Shared with commands that block,
+// as BLPOP does, a client may have no connection left, which the error and Verify say.
 //
 // Calls to one server that are pending at the same time share pipelines. In a Redis
 // Cluster the store makes calls on the client of each node. Hooks see these calls if

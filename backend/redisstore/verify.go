@@ -23,7 +23,7 @@ var ErrUnverified = errors.New("could not be checked")
 const otherSlots = 5
 
 // Verify checks what a limiter needs of the servers, for a program that would rather know it
-// at its start: that they can be reached and accept the login, that a single server is no node of a cluster, that the user has the rights
+// at its start: that the client's pool has a connection to spare, that they can be reached and accept the login, that a single server is no node of a cluster, that the user has the rights
 // to all scripts and commands of a limiter (SECURITY.md), that messages to limiters come, and
 // that no server evicts keys when its memory is full, because a key whose window is evicted gets
 // a second limit. In a cluster it checks every master, and also the clients of [WithReplicas].
@@ -42,6 +42,10 @@ func (s *Store) Verify(ctx context.Context) error {
 	defer s.calls.End()
 	var faults []error
 	for server, key := range s.servers(ctx) {
+		if err := exhausted(server); err != nil { // each call would wait
+			faults = append(faults, s.failure("verify", unsent{err}))
+			continue
+		}
 		for _, err := range append(s.exercise(ctx, server, key), evicts(ctx, server)) {
 			same := func(other error) bool { return other.Error() == err.Error() } // as of another call or server
 			if err != nil && !slices.ContainsFunc(faults, same) {
@@ -91,7 +95,11 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 	}
 	tries := []func() error{
 		func() error { // also because a script's text is otherwise sent only after a restart
-			return s.reading("verify", server.Eval(ctx, rarely, []string{tagOf(s.prefix, key) + ":"}).Err())
+			err := server.Eval(ctx, rarely, []string{tagOf(s.prefix, key) + ":"}).Err()
+			if err != nil {
+				err = blame(ctx, server, err)
+			}
+			return s.reading("verify", err)
 		},
 		state(fixed, "a.1", backend.Statement{Want: 9, Need: 1}), state(fixed, "b.1", backend.Statement{Want: 10, Need: 10}), // it calls idle tokens back
 		state(fixed, "", backend.Statement{Need: 1}),

@@ -40,7 +40,7 @@ type Proxy struct {
 	delay          time.Duration
 	gate           chan struct{} // closed when traffic may pass again; nil while it may
 
-	swallowed, dropped, repeated, keyless, lost, delayed, held, cut atomic.Int64
+	swallowed, dropped, repeated, keyless, lost, delayed, held, cut, forgotten atomic.Int64
 }
 
 // locked calls do with p.mu held.
@@ -259,6 +259,19 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// Forget makes the proxy a black hole for what comes over the present connections, from either end, for ever, and not even their
+// end passes. New connections are as before. That is what a load balancer does with connections that were idle for too long.
+func (p *Proxy) Forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.forgotten.Store(true)
+	}
+}
+
+// Forgotten returns how many chunks came over connections that [Proxy.Forget] has forgotten.
+func (p *Proxy) Forgotten() int64 { return p.forgotten.Load() }
+
 // CutConns returns how many connections [Proxy.Cut] has closed.
 func (p *Proxy) CutConns() int64 { return p.cut.Load() }
 
@@ -352,6 +365,7 @@ type link struct {
 	ctx            context.Context // ends with both connections
 	end            func()
 
+	forgotten  atomic.Bool // nothing passes any more
 	swallowing atomic.Bool // replies are discarded from now on
 	swallowed  bool        // a reply was; only the goroutine of replies uses it
 }
@@ -394,6 +408,10 @@ func (l *link) pump(from *net.TCPConn, deliver func([]byte), end func()) {
 // whose reply will be lost is the last of its link: the server closes after executing all
 // that came before our end, so reading until it closes ensures execution.
 func (l *link) request(data []byte) {
+	if l.forgotten.Load() {
+		l.proxy.forgotten.Add(1)
+		return
+	}
 	if l.swallowing.Load() {
 		return
 	}
