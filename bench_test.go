@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -43,80 +42,6 @@ func BenchmarkAllow(b *testing.B) {
 			})
 		})
 	})
-}
-
-// BenchmarkBatch is by what to choose a batch: each policy with so many processes, which
-// together make b.N requests for n tokens as fast as they can. The limit has two thirds of
-// that. What was held when the first was refused lay unspent in other processes.
-func BenchmarkBatch(b *testing.B) {
-	policies := []struct {
-		name string
-		opt  reservoir.Option
-	}{
-		{"direct", reservoir.WithDirect()},
-		{"1", reservoir.WithFixedBatch(1)},
-		{"10", reservoir.WithFixedBatch(10)},
-		{"100", reservoir.WithFixedBatch(100)},
-		{"1000", reservoir.WithFixedBatch(1000)},
-		{"adaptive", reservoir.WithBatch(1, 0)},
-	}
-	onEachStore(b, func(b *testing.B, store backend.Store) {
-		var runs int
-		for _, processes := range []int{1, 8} {
-			for _, n := range []int64{1, 10} {
-				for _, p := range policies {
-					b.Run(fmt.Sprintf("processes=%d/n=%d/batch=%s", processes, n, p.name), func(b *testing.B) {
-						runs++
-						sweep(b, store, fmt.Sprint("run ", runs), processes, n, p.opt)
-					})
-				}
-			}
-		}
-	})
-}
-
-// sweep makes b.N requests for n tokens of a key, and reports what they cost.
-func sweep(b *testing.B, store backend.Store, key string, processes int, n int64, opt reservoir.Option) {
-	b.Helper()
-	limit := reservoir.PerHour(n * max(int64(b.N)*2/3, 1))
-	all := make([]*reservoir.Limiter, processes)
-	for i := range all {
-		all[i] = openIn(b, store, limit, opt)
-	}
-	var next, held atomic.Int64
-	var refused sync.Once
-	took := make([]time.Duration, b.N)
-	b.ResetTimer()
-	var wg sync.WaitGroup
-	for _, l := range all {
-		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
-				begin := time.Now()
-				r, err := l.AllowN(b.Context(), key, n)
-				if took[i] = time.Since(begin); err != nil {
-					b.Error(err)
-					return
-				}
-				if !r.Allowed {
-					refused.Do(func() { held.Store(sum(all, func(s reservoir.Stats) int64 { return s.Held })) })
-				}
-			}
-		})
-	}
-	wg.Wait()
-	b.StopTimer()
-	slices.Sort(took)
-	b.ReportMetric(float64(sum(all, func(s reservoir.Stats) int64 { return s.StoreCalls }))/float64(b.N), "store-calls/op")
-	b.ReportMetric(float64(sum(all, func(s reservoir.Stats) int64 { return s.Waited }))/float64(b.N), "waited/op")
-	b.ReportMetric(100*float64(held.Load())/float64(limit.Tokens), "%stranded")
-	b.ReportMetric(float64(took[b.N*99/100].Microseconds()), "p99-µs")
-}
-
-func sum(all []*reservoir.Limiter, figure func(reservoir.Stats) int64) (n int64) {
-	for _, l := range all {
-		n += figure(l.Stats())
-	}
-	return n
 }
 
 // BenchmarkManyKeys is keys that are all in use, at random.

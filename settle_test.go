@@ -200,41 +200,6 @@ func TestDebtWaits(t *testing.T) {
 	})
 }
 
-// The next statement carries debt, whatever it is made for, and so does Close.
-func TestDebtOfSettleGoesAlong(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), opt)
-		r := allow(t, l, "k", 10)
-		require.NoError(t, l.Settle(bg, r, 400))
-		require.True(t, allow(t, l, "k", 500).Allowed)
-		synctest.Wait()
-		assert.Zero(t, l.Stats().Debt)
-		require.NoError(t, l.Settle(bg, r, 40))
-		require.NoError(t, l.Close(bg))
-		assert.EqualValues(t, 930, used(t, net, "k"))
-		balance(t, l)
-	})
-}
-
-// What goes back pays for debt first.
-func TestSurplusPaysForDebt(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		net := testnet.Far(0)
-		l := open(t, net, reservoir.PerMinute(100), reservoir.WithFixedBatch(1))
-		a, b := allow(t, l, "k", 50), allow(t, l, "k", 50)
-		require.NoError(t, l.Settle(bg, a, 80))
-		require.NoError(t, l.Settle(bg, b, 15))
-		s := l.Stats()
-		assert.EqualValues(t, 5, s.Held)
-		time.Sleep(time.Minute / 10)
-		s = l.Stats()
-		assert.EqualValues(t, 95, s.Spent-s.Refunded)
-		assert.Zero(t, s.Overdrawn)
-		balance(t, l)
-	})
-}
-
 // Overruns that go on all the time are stated some 20 times a window, however long a
 // statement is under way.
 func TestSteadyOverruns(t *testing.T) {
