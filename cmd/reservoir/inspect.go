@@ -19,7 +19,7 @@ import (
 
 const inspectAbout = `Shows what a store holds for a key: for each of its counters (60s, day@Europe/Berlin,
 60s:roll …) that has an open window, the tokens charged in it (spent or held by a process),
-its end, and each client's part. Two counters where you expect one mean that
+its end, each client's part, and for how long a limit grants nothing, if it is held so. Two counters where you expect one mean that
 processes use limits of two lengths or kinds. On a server it walks over all keys of the database,
 in a cluster over those of a slot. It also shows the faults that a limiter would have with these servers:
 see redisstore.Store.Verify. For that it makes some calls on a key of its own.`
@@ -28,7 +28,7 @@ see redisstore.Store.Verify. For that it makes some calls on a key of its own.`
 type inspection struct {
 	Name     string    `json:"name,omitempty"` // of the limit
 	Key      string    `json:"key"`
-	Counters []counter `json:"counters"` // whose windows are open
+	Counters []counter `json:"counters"` // whose windows are open, or which are held
 	Faults   []string  `json:"faults,omitempty"`
 }
 
@@ -38,11 +38,12 @@ type counter struct {
 	Charged   int64     `json:"charged"`
 	Limit     *int64    `json:"limit,omitempty"`     // nil without -limit,
 	Remaining *int64    `json:"remaining,omitempty"` // because stores do not record limits
-	Reset     string    `json:"reset"`
+	Reset     string    `json:"reset,omitempty"`
 	ResetMS   int64     `json:"reset_unix_ms"`
 	LeftMS    int64     `json:"left_ms"`
-	Clients   []account `json:"clients"`    // of a rolling limit without charged and share, because the store has only sums by time
-	Direct    int64     `json:"no_clients"` // part of Charged: calls without an account, other programs, clients that the store has lost
+	HeldMS    int64     `json:"held_ms,omitempty"` // for how much longer it is held; then no window need be open
+	Clients   []account `json:"clients"`           // of a rolling limit without charged and share, because the store has only sums by time
+	Direct    int64     `json:"no_clients"`        // part of Charged: calls without an account, other programs, clients that the store has lost
 }
 
 type account struct {
@@ -145,11 +146,16 @@ func (l *look) inspect(ctx context.Context) (*inspection, error) {
 // counted is the contents of a counter as the command shows it.
 func (l *look) counted(c backend.Contents) counter {
 	out := counter{
-		Counter: c.Counter, Charged: c.Used, Direct: c.Used, Clients: []account{}, ResetMS: c.Window.End, LeftMS: c.Left.Milliseconds(),
-		Reset: c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00"), // RFC 3339, as precise as a window's end
+		Counter: c.Counter, Charged: c.Used, Direct: c.Used, Clients: []account{}, ResetMS: c.Window.End, LeftMS: c.Left.Milliseconds(), HeldMS: c.Held.Milliseconds(),
+	}
+	if c.Window.End != 0 {
+		out.Reset = c.Window.Time().Format("2006-01-02T15:04:05.000Z07:00") // RFC 3339, as precise as a window's end
 	}
 	if l.limit > 0 {
 		rest := max(l.limit-c.Used, 0)
+		if c.Held > 0 {
+			rest = 0
+		}
 		out.Limit, out.Remaining = &l.limit, &rest
 	}
 	for _, a := range c.Clients {
@@ -223,7 +229,12 @@ func (c *counter) text() string {
 	if c.Limit != nil {
 		s += fmt.Sprintf("remaining  %s of %s\n", table.Commas(*c.Remaining), table.Commas(*c.Limit))
 	}
-	s += fmt.Sprintf("reset      %s, in %v\n", c.Reset, time.Duration(c.LeftMS)*time.Millisecond)
+	if c.Reset != "" {
+		s += fmt.Sprintf("reset      %s, in %v\n", c.Reset, time.Duration(c.LeftMS)*time.Millisecond)
+	}
+	if c.HeldMS > 0 {
+		s += fmt.Sprintf("held       for %v: it grants nothing\n", time.Duration(c.HeldMS)*time.Millisecond)
+	}
 	if rows := c.shares(); c.Charged > 0 && len(rows) > 1 {
 		s += "\n" + table.Text(rows, false)
 	}
@@ -250,7 +261,7 @@ func (c *counter) shares() [][]string {
 
 const resetAbout = `Ends the open windows of a key, so that the next request opens a fresh one, and shows what
 they had. Use it for a user who was limited by mistake. Without -counter it resets
-each counter that has an open window. Processes learn of it by a message; one that gets
+each counter that has an open window or grants nothing. Processes learn of it by a message; one that gets
 none may spend what it holds of the old window until its next store call.`
 
 func resetFlags(f *flagSet) action {

@@ -82,6 +82,14 @@ func TestInspect(t *testing.T) {
 	o = invoke(t.Context(), "inspect", "-store", store, "-counter", "60s:roll", "d")
 	require.Contains(t, o.stdout, "charged    7, ")
 	require.NotContains(t, o.stdout, "charged    1, ")
+
+	for _, key := range []string{"d", "held"} {
+		_, err := direct.Sync(t.Context(), backend.Statement{Key: key, Limit: rolling, Hold: time.Hour})
+		require.NoError(t, err)
+		o = invoke(t.Context(), "inspect", "-store", store, "-counter", "60s:roll", "-limit", "10", key)
+		require.Regexp(t, `(?s)counter    60s:roll\n.*remaining  0 of 10\n.*held       for (1h|59m).*: it grants nothing\n`, o.stdout)
+		require.Equal(t, key == "d", strings.Contains(o.stdout, "reset  "), o.stdout)
+	}
 }
 
 // inspect shows what Store.Verify says of the servers.
