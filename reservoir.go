@@ -48,6 +48,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/key"
+	"github.com/go-reservoir/reservoir/internal/next"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
@@ -362,6 +363,9 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if r.Allowed = r.Remaining > 0; !r.Allowed {
 		r.RetryAfter = min(max(cmp.Or(s.Frees, s.Left), 1), tokens.Longest(limit))
 	}
+	if s.Held > 0 {
+		r.Allowed, r.Remaining, r.RetryAfter = false, 0, s.Held
+	}
 	return r, nil
 }
 
@@ -476,6 +480,59 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		k.Reset(call.reply.Window)
 	}
 	return nil
+}
+
+// Hold makes the limit of key count as used up for d from now, in every process: somebody else has said that the next request will be
+// refused, as by 429 with Retry-After. Requests are refused with the time left as RetryAfter, Wait waits, and tokens in memory are kept, but
+// not spent. A hold is never shortened, and [Limiter.Reset] ends it. If it ends before the open window, that goes on with its
+// count; else the next window opens after it. d counts by the store's clock, so clocks need not agree. It is at most 366 days, or Hold
+// returns [ErrOption].
+//
+// It costs a store call, and one for each process that asks next: others hear of it within a round trip, and spend nothing more before they
+// have asked. A process to which no message comes, see [Hooks].Subscription, may spend what it holds.
+//
+// The key is held here at once, whatever ctx says; ctx bounds the wait for the store. After a [*StoreError] or an error of ctx, this process
+// tells the store as soon as that answers, unless key has no room by [WithMaxKeys]. A store that loses its data forgets holds. A limit that
+// no store counts cannot be held: [ErrLimit].
+func (l *Limiter) Hold(ctx context.Context, key string, d time.Duration) error {
+	if d <= 0 || d > backend.MaxWindow {
+		return fmt.Errorf("%w: a hold of %v, want up to %v", ErrOption, d, backend.MaxWindow)
+	}
+	if err := cmp.Or(l.validateKey(key), l.usable(context.WithoutCancel(ctx), key)); err != nil {
+		return err
+	}
+	for begin := time.Now(); ; {
+		k, limit, err := l.find(key, true)
+		if err != nil {
+			return err
+		}
+		if _, special := specialAnswer(limit); special && k == nil {
+			return fmt.Errorf("%w: only a limit that a store counts can be held", ErrLimit)
+		}
+		if k == nil { // there is no room
+			return l.failed(ctx, l.holdOutside(ctx, key, limit, d))
+		}
+		if forgotten, err := k.Hold(ctx, d-time.Since(begin)); !forgotten {
+			return l.failed(ctx, err)
+		}
+	}
+}
+
+// holdOutside is Hold for a key that has no room in memory.
+func (l *Limiter) holdOutside(ctx context.Context, name string, limit backend.Limit, d time.Duration) error {
+	for try := 1; ; try++ {
+		q := backend.Statement{Key: l.env.Stored(name), Limit: limit.Plain(), Hold: (d + time.Millisecond - 1).Truncate(time.Millisecond), Detached: true}
+		call := l.newCall("sync", &q)
+		q.Begin, q.End = key.Period(limit, call.shard.Clock())
+		call.Cause = string(next.Hold)
+		here, err := call.await(ctx, nil)
+		if !here || err != nil || !call.reply.Astray {
+			return err
+		}
+		if try == key.MaxAstray {
+			return key.ErrorAstray()
+		}
+	}
 }
 
 // Refresh makes all processes ask the function of [WithLimits] for the limit of key again, because

@@ -40,6 +40,7 @@ type Stats struct {
 	GiveBacks  int64 // returns of idle tokens, except those of Close and eviction
 	Idle       int64 // the part of Held whose key is exhausted in the store, as far as this process knows
 
+	Holds        int64 // holds of keys that were begun here, or that a reply has told of; see [Limiter.Hold]
 	Keys         int   // held in memory now
 	Unsubscribed int64 // shards, of keys in memory, whose messages do not come here now: see [Hooks].Subscription; or the store sends none
 
@@ -61,6 +62,7 @@ func (l *Limiter) Stats() (s Stats) {
 		s.Taken, s.Refunded, s.Returned, s.Expired = c.Taken.Load(), c.Refunded.Load(), c.Returned.Load(), c.Expired.Load()
 		s.Overdrawn, s.Unknown = c.Overdrawn.Load(), c.Unknown.Load()
 		s.StoreCalls, s.Syncs, s.Prefetches, s.Probes, s.GiveBacks = c.Calls.Load(), c.Syncs.Load(), c.Prefetches.Load(), c.Probes.Load(), c.GiveBacks.Load()
+		s.Holds = c.Holds.Load()
 		s.Waited, s.Failed, s.Fallbacks, s.Shadowed = c.Waited.Load(), c.Failed.Load(), c.Fallbacks.Load(), c.Shadowed.Load()
 		s.Admitted = c.Admitted(s.Spent)
 	})
@@ -94,10 +96,11 @@ func (s *Stats) add(k *key.Key) {
 // memory.
 type KeyStats struct {
 	Limit  Limit
-	Spent  int64     // tokens that requests used
-	Denied int64     // requests refused
-	Held   int64     // tokens in memory now
-	Reset  time.Time // the end of the window that is open; zero if none is
+	Spent  int64         // tokens that requests used
+	Denied int64         // requests refused
+	Held   int64         // tokens in memory now
+	Hold   time.Duration // how long the key is held yet; see [Limiter.Hold]
+	Reset  time.Time     // the end of the window that is open; zero if none is
 
 	// Exhausted says that, in the open window, the store had no tokens left at the last
 	// reading, or fewer than a request needs. Requests for more than that and Held are
@@ -114,7 +117,7 @@ func (l *Limiter) Keys() iter.Seq2[string, KeyStats] {
 			if f.Parted {
 				continue
 			}
-			s := KeyStats{Limit: Limit(*k.Limit.Load()), Spent: f.Spent, Denied: f.Denied}
+			s := KeyStats{Limit: Limit(*k.Limit.Load()), Spent: f.Spent, Denied: f.Denied, Hold: f.Hold}
 			if f.Window.End != 0 {
 				s.Held, s.Reset, s.Exhausted = f.Held, f.Window.Time(), f.Exhausted
 			}

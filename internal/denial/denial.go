@@ -19,8 +19,8 @@ import (
 //	 +----------------------------------------------------+
 //	                           Open, Await, Reset
 //
-// A reply may also lead from Denied to Recalled, and anything from Open to Denied. A fourth state, in which the limit is used up
-// until an instant whatever comes back, belongs here: of all methods only Reset would end it.
+// A reply may also lead from Denied to Recalled, and anything from Open to Denied. Hold leads from each to Held, which only Expire and Reset
+// end: whatever comes back, it is not granted.
 type State uint8
 
 // The states.
@@ -28,13 +28,15 @@ const (
 	Open     State = iota // the store may have more: it is asked
 	Recalled              // the store has called tokens that lie idle elsewhere: callers in line wait for them until Ask
 	Denied                // until Until the store surely has too little for some caller: it is refused from memory
+	Held                  // until Until the store grants nothing to anybody, and nothing at hand is spent
 )
 
 // Denial is the state of one key. The zero Denial is open. Its methods, and nothing else, write its fields; the owner reads them, under its
 // lock, too. It is not safe for concurrent use.
 type Denial struct {
 	State   State
-	Until   int64 // how long it is Denied; 0 otherwise. After that it still refuses, and a caller whom it refuses causes a probe
+	Until   int64 // how long it is Denied or Held; 0 otherwise. After that a Denied one still refuses, and a caller whom it refuses causes a probe
+	Look    int64 // when to look whether it is still Held: the message of a Reset may be lost
 	Ask     int64 // when those who were called should have answered; 0 = nobody was. It outlasts a denial, because a probe asks for their tokens, too
 	Recheck int64 // when a refused key asks for its limit again; a Reset leaves it as it is
 
@@ -50,7 +52,7 @@ const Times = 20
 // to changes the state.
 func (d *Denial) to(s State, until int64) {
 	d.State, d.Until = s, until
-	invariant.That((s == Denied) == (until != 0), "state %d until %d", s, until)
+	invariant.That((s >= Denied) == (until != 0), "state %d until %d", s, until)
 	invariant.That(s != Recalled || d.Ask != 0, "nobody was called, and callers wait")
 }
 
@@ -64,9 +66,30 @@ func (d *Denial) Open() {
 // Reset forgets all, because nothing is known of the window any more.
 func (d *Denial) Reset() { *d = Denial{Recheck: d.Recheck} }
 
+// Hold holds until an instant, and looks after a window whether that is still true.
+func (d *Denial) Hold(now, until int64, window time.Duration) {
+	if d.State != Held {
+		d.Ask, d.asks, d.Look = 0, 0, now+int64(window)
+		d.Recheck = max(d.Recheck, now+int64(window)/Times)
+	}
+	d.to(Held, until)
+}
+
+// Expire ends a hold that is over, and reports whether it does.
+func (d *Denial) Expire(now int64) bool {
+	over := d.State == Held && now >= d.Until
+	if over {
+		d.to(Open, 0)
+	}
+	return over
+}
+
 // Deny denies until ends at the latest, or until it is this process' turn to probe, if that is before. These times are random, with the mean
 // between two of them.
 func (d *Denial) Deny(now, ends int64, mean, window time.Duration) {
+	if d.State == Held {
+		return
+	}
 	until := ends
 	if at := chance.Interval(mean); at < time.Duration(ends-now) {
 		until = now + int64(at)
@@ -82,7 +105,14 @@ func (d *Denial) Deny(now, ends int64, mean, window time.Duration) {
 
 // Probe reports whether a caller that is refused now shall cause a probe, because the denial is over, and puts off the next one.
 func (d *Denial) Probe(now int64, window time.Duration) bool {
-	invariant.That(d.State == Denied, "a probe in state %d", d.State)
+	invariant.That(d.State >= Denied, "a probe in state %d", d.State)
+	if d.State == Held {
+		due := now >= d.Look
+		if due {
+			d.Look = now + int64(window)
+		}
+		return due
+	}
 	if now < d.Until {
 		return false
 	}
@@ -92,7 +122,7 @@ func (d *Denial) Probe(now int64, window time.Duration) bool {
 
 // AskLimit reports whether a refused key shall ask for its limit before it decides, because another limit may hold by now.
 func (d *Denial) AskLimit(now int64, window time.Duration) bool {
-	if d.State != Denied || now < d.Recheck {
+	if d.State < Denied || now < d.Recheck {
 		return false
 	}
 	d.Recheck = now + int64(window)/Times
@@ -138,6 +168,9 @@ const answerTime = 2 * time.Millisecond
 // factor later than the one before, but three times as late at least, and the last one at the end: it says that this process gives up. So
 // a slow answer is found soon, a lost message is repeated early, and a thousand processes that all want tokens ask four times each.
 func (d *Denial) Await(r Reply, now int64) bool {
+	if d.State == Held {
+		return false
+	}
 	if r.Served {
 		*d = Denial{Recheck: d.Recheck}
 		return false

@@ -94,6 +94,9 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 	}
 	if !allowed {
 		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), tokens.Longest(limit))
+		if r.Held > 0 {
+			v.Answer.RetryAfter = r.Held
+		}
 		if !a.stay {
 			counts.Denied.Add(1)
 		}

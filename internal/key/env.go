@@ -176,6 +176,7 @@ type Counts struct {
 	Denied                                                atomic.Int64 // requests, by keys that are gone
 	AdmittedByPolicy, Fallbacks, Waited, Failed, Shadowed atomic.Int64 // requests
 	Calls, Syncs, Prefetches, Probes, GiveBacks           atomic.Int64 // calls
+	Holds                                                 atomic.Int64 // begun here, or heard of
 
 	Extra    extra
 	moving   sync.Mutex // held while all counts are read, and while a key's become these

@@ -27,7 +27,9 @@ type Fetch struct {
 	last    uint64 // sequence number of the last caller that it was sized for
 	ordered int64  // time of the order, before its goroutine was scheduled
 	slot    slot
-	void    int64 // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
+	holds   int64          // until when the statement holds the key; 0 = it does not
+	holders []chan<- error // who wait for that
+	void    int64          // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
 }
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second fetch on it first brings the demand estimate
@@ -123,6 +125,7 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		}
 	}
 	f.Req = q
+	f.say(u, now)
 	return f
 }
 
@@ -168,10 +171,13 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 		did.fetch = f
 		switch {
 		case err != nil:
+			f.said(u, err)
 			f.failed(now, err)
 		case k.phase == retired:
+			f.said(u, ErrClosed)
 			k.env.Counts.Expire(r.Grant)
 		case r.Void: // a copy of this statement was there before; the next one states the account again
+			u.held.holders = append(f.holders, u.held.holders...)
 			k.replyLost = true
 			if k.inUse(); f.asks { // what it was granted must go back
 				u.failedAt = now
@@ -181,15 +187,17 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			}
 			u.void, did.unserved = true, errRepeats
 		case r.Astray: // nothing was done; the next one goes by the store's clock
+			u.held.holders = append(f.holders, u.held.holders...)
 			if k.inUse().astray++; u.astray == MaxAstray {
 				u.astray, err = 0, ErrorAstray()
 				f.failed(now, err)
 			}
 		default:
 			u.astray = 0
+			f.said(u, nil)
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.apply(c, &r, now)
-			if w := k.Lease.Load(); w != nil && w.Window.Gen < f.void { // a Reset has overtaken the reply
+			if r.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
 			}
 			waits = waits || k.Lease.Load().Doubted()
@@ -292,6 +300,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	k.clients = max(k.reported, k.clients)
 
+	// A hold, during which nothing is granted or called.
+	k.readHold(c.Sent, r, now)
+
 	// The recall: may callers whom the reply does not serve get what others give back?
 	lacks := r.Grant < q.Need
 	recall := denial.Reply{
@@ -333,6 +344,12 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 		k.inUse().surplus.Known = known
 	}
 
+	if r.Held > 0 { // the rest says nothing of what was used
+		u.trip = now - c.Sent
+		w.Reorder.Store(tokens.None)
+		return
+	}
+
 	// How long the limit lasts, and when tokens of a rolling one count no more.
 	if u.demand != nil {
 		u.demand.Reply(demand.Reply{Limit: l, State: r.State, Lasted: r.Lasted, Grant: r.Grant, Others: r.Used - r.Grant - q.Used, Charged: debt})
@@ -370,12 +387,12 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 		orders = orders && r.Grant >= min(q.Want, worth)
 	case u.demand != nil:
 		u.spread = int64(chance.Part(bucket(l.Window) / renewPart))
-		if u.hold = 0; frees > 0 {
-			u.hold = c.Sent + int64(frees)
+		if u.quiet = 0; frees > 0 {
+			u.quiet = c.Sent + int64(frees)
 		} else if f.asks && r.Grant == 0 { // nothing is to be had ahead of time
-			u.hold = now + int64(bucket(l.Window)/holdPart)
+			u.quiet = now + int64(bucket(l.Window)/holdPart)
 		}
-		orders = orders && u.hold == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
+		orders = orders && u.quiet == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
 	}
 	if orders {
 		if reorder = u.demand.ReorderPoint(&t); u.demand == nil && reorder >= 0 {

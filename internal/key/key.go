@@ -71,6 +71,7 @@ const (
 type use struct {
 	line    waiters.Line[Verdict]
 	denial  denial.Denial
+	held    held
 	surplus surplus.Surplus
 	demand  *demand.Demand // nil until the key is in use; see inUse
 	share   *share         // what the failure policy has admitted; nil = nothing
@@ -84,7 +85,7 @@ type use struct {
 	spread int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
 	trip   int64 // how long the last call took
 	charge int64 // when to state debt at the latest; 0 = at once
-	hold   int64 // until when a rolling limit orders nothing ahead, because it would get nothing
+	quiet  int64 // until when a rolling limit orders nothing ahead, because it would get nothing
 
 	backoff  int64          // after a failed fetch, the earliest time of the next
 	pause    time.Duration  // of the last back-off; it doubles
@@ -161,6 +162,12 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		k.Lease.Load().Remaining.Add(1)
 		turned = true
 	}
+	if u.denial.Expire(now) { // the hold is over
+		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
+			w.Reset.Store(w.Latest)
+		}
+		turned = true
+	}
 	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
 		k.publish()
 	}
@@ -171,7 +178,8 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		return nil
 	}
 
-	if k.Limit.Load().Rolls && u.line.Parked > 0 && u.denial.State == denial.Denied && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
+	looks := u.denial.State == denial.Held || u.denial.State == denial.Denied && k.Limit.Load().Rolls
+	if looks && u.line.Parked > 0 && u.fetch == nil && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
 		did.probe = u.line.Rests.N
 	}
 
@@ -199,6 +207,9 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	}
 	if u.line.Active == 0 { // otherwise a newcomer could take what the line waits for
 		k.publish()
+	}
+	if u.held.holders != nil && k.shard.Open.Load() {
+		u.held.tell(k.shard.OpenError())
 	}
 
 	// Decide.
@@ -279,6 +290,14 @@ func (k *machine) demanded() int64 {
 // reserved and nobody is refused without the lock, because the fetch may bring enough.
 func (k *machine) publish() {
 	u := k.use
+	if u.denial.State == denial.Held { // nothing is spent. What outlasts the window is refused under the lock, which needs no lease
+		until := int64(0)
+		if w := k.Lease.Load(); w != nil && u.denial.Until <= w.Latest && k.phase < leaving {
+			until = min(u.denial.Until, u.denial.Look)
+		}
+		k.Withhold(until)
+		return
+	}
 	if u.fetch != nil && u.line.Active > 0 {
 		return
 	}
@@ -343,6 +362,9 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	if u.denial.State == denial.Recalled {
 		f.Recall = u.denial.Ask
 	}
+	if u.denial.State == denial.Held {
+		f.Held, f.Denied, f.Unsaid = true, min(u.denial.Until, u.denial.Look), u.held.unsaid
+	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
 	}
@@ -365,7 +387,11 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && returned > 0
 	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
-	// What to order ahead.
+	// What to order ahead. A held key would get nothing.
+	if f.Held {
+		f.Low = false
+		return f
+	}
 	if u.demand == nil || k.phase >= leaving || k.env.Direct {
 		return f
 	}
@@ -373,9 +399,9 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 		f.Regular = u.demand.Regular(&t)
 		f.Used = u.demand.UsedIn(k.Spent(), k.Refusals.Load())
 	} else {
-		f.Low = f.Low && now >= u.hold
+		f.Low = f.Low && now >= u.quiet
 		if until, last := k.Last(); last != 0 && t.Ahead() && u.demand.Uses(*l, bucket(l.Window), now, k.demanded()) >= worthTwo {
-			f.Renew = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.hold)
+			f.Renew = max(until-int64(min(2*t.Lead, bucket(l.Window)/2))-u.spread, u.quiet)
 		}
 	}
 	return f
@@ -437,7 +463,10 @@ func (k *machine) serve(now int64, fresh bool) {
 	rest := int64(math.MaxInt64)
 	var hand int64
 	var to waiters.Windows // not needed before the rest is known
-	if w.Alive(now) {
+	held := u.denial.State == denial.Held
+	if held {
+		rest, to = 0, waiters.Windows{Next: max(u.denial.Until, now+1), Length: int64(l.Window), Tokens: l.Tokens}
+	} else if w.Alive(now) {
 		k.Reserve()
 		hand = k.Reserved
 		if until := u.denial.Until; fresh || until != 0 && now < max(until, k.Frees()) {
@@ -445,7 +474,7 @@ func (k *machine) serve(now int64, fresh bool) {
 		}
 	}
 	u.line.Serve(hand, rest, to, func(c *waiter, v waiters.Verdict) {
-		if v != waiters.Grant && u.denial.State != denial.Denied { // the store has too little
+		if v != waiters.Grant && u.denial.State < denial.Denied { // the store has too little
 			k.deny(now, 1)
 		}
 		var o Verdict
@@ -469,10 +498,10 @@ func (k *machine) serve(now int64, fresh bool) {
 		}
 		u.line.Notify(c, o)
 	})
-	if u.denial.State != denial.Denied && u.line.Parked > 0 { // the store has too little
+	if u.denial.State < denial.Denied && u.line.Parked > 0 { // the store has too little
 		k.deny(now, 1)
 	}
-	if k.shard.Open.Load() { // the others get none
+	if k.shard.Open.Load() && !held { // the others get none
 		k.fallBack(u.line.Last, now, k.shard.OpenError())
 	}
 }
@@ -485,6 +514,9 @@ const exhaustedTimes = 4
 // tokens count no more.
 func (k *machine) deny(now int64, times time.Duration) {
 	u, w, window := k.inUse(), k.Lease.Load(), k.Limit.Load().Window
+	if u.denial.State == denial.Held {
+		return
+	}
 	ends, mean := w.Latest, times*window/denial.Times
 	if at := k.Frees(); at != 0 {
 		ends, mean = max(at, now+1)-u.trip-tokens.Rounding, times*window/rareTimes

@@ -2,6 +2,7 @@ package key
 
 import (
 	"sync"
+	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/denial"
@@ -21,6 +22,8 @@ func (k *Key) Hear(m backend.Message) {
 		case k.phase == retired || m.Counter != k.Limit.Load().Counter():
 		case m.Kind == backend.Voided:
 			return k.voided(m.Window, now)
+		case m.Kind == backend.Held:
+			return k.heldBy(m, now)
 		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
 			k.inUse().surplus.Recall(m.Window, rolls)
 			return changed
@@ -33,7 +36,7 @@ func (k *Key) Hear(m backend.Message) {
 			return changed
 		case m.Kind == backend.Again:
 			u.denial.Open()
-			u.hold = 0
+			u.quiet = 0
 			return changed
 		}
 		return unchanged
@@ -45,6 +48,10 @@ func (k *Key) Hear(m backend.Message) {
 func (k *Key) Heard() {
 	k.event(func(now int64) effect {
 		u := k.use
+		if u.denial.State == denial.Held { // a Reset may have ended it
+			u.denial.Look = now
+			return changed
+		}
 		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.short, now, k.Limit.Load().Window) {
 			return unchanged
 		}
@@ -68,9 +75,6 @@ func (k *machine) voided(of backend.Window, now int64) effect {
 	if u.voided = of; u.fetch != nil {
 		u.fetch.void = of.Gen + 1
 	}
-	if w == nil {
-		return unchanged
-	}
 	return k.void(now)
 }
 
@@ -78,9 +82,12 @@ func (k *machine) voided(of backend.Window, now int64) effect {
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
 // window, so that a false message does no harm.
 func (k *machine) void(now int64) effect {
-	k.Lease.Load().Doubt(now)
 	u := k.inUse()
+	if w := k.Lease.Load(); w != nil {
+		w.Doubt(now)
+	}
 	u.surplus = surplus.Surplus{}
+	u.held.unsaid = false
 	u.denial.Reset()
 	return changed
 }
@@ -186,9 +193,12 @@ func (k *machine) leave(now int64) {
 
 // needsLast reports whether the key must make a last statement, which says that it
 // leaves: because of tokens that it holds or may have been granted, or because others
-// share the key and space their probes by the number of clients.
+// share the key and space their probes by the number of clients, or because of a hold of which the store has not heard.
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
+	if k.use.held.unsaid {
+		return true
+	}
 	if now >= k.Until() && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
 		failed := k.use.failedAt
 		recently := failed != 0 && now-failed < 2*int64(k.Limit.Load().Window)+2e9
@@ -221,6 +231,7 @@ func (k *Key) Retire(ifLeft bool) {
 			e.Counts.Move(k.Leave())
 			e.Counts.Spent.Add(k.Account.Balance)
 			e.Counts.Denied.Add(k.Refusals.Load())
+			k.use.held.tell(ErrClosed)
 			k.phase = retired
 			k.shard.keys.Add(-1)
 			if k.parted {
@@ -248,7 +259,7 @@ func (k *Key) Visit() {
 			mark += uint64(u.share.admitted)
 		}
 		k.node.Tag = uint32(mark^mark>>32) | 1
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) {
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid {
 			return unchanged
 		}
 		k.leave(now)
@@ -297,6 +308,7 @@ type Figures struct {
 	Debt      int64          // tokens settled that the store must still charge
 	Window    backend.Window // whose tokens may be spent now, or none
 	Parted    bool           // the key has left this counter
+	Hold      time.Duration  // how long the key is held
 	Exhausted bool           // the store has too little for some requests, which are refused from memory
 }
 
@@ -307,6 +319,9 @@ func (k *Key) Figures() (f Figures, ok bool) {
 		f = Figures{
 			Spent: k.Spent(), Denied: k.Refusals.Load(), Held: k.Held(),
 			Parted: k.parted, Exhausted: k.use.denial.State == denial.Denied,
+		}
+		if k.use.denial.State == denial.Held {
+			f.Hold = time.Duration(k.use.denial.Until - now)
 		}
 		f.Debt, f.Returning = k.Account.Unconfirmed()
 		if w := k.Lease.Load(); w.Alive(now) {

@@ -67,6 +67,17 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		k.phase = active // the key stays in memory, because a caller has come
 		k.findShard()
 		away := k.shard.Open.Load()
+		if held := u.denial.State == denial.Held; held && !stay {
+			did := effect{}
+			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // is it still?
+				did = effect{changed: true, probe: n}
+			}
+			k.Refusals.Add(1)
+			v.Answer = k.answer(false, n, now, Local)
+			return did
+		} else if held {
+			away = false // whatever the store does, the caller waits for the hold's end
+		}
 
 		// From memory.
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
@@ -128,7 +139,7 @@ func (k *Key) Expect(n int64) {
 		k.findShard()
 		l, w, u := k.Limit.Load(), k.Lease.Load(), k.use
 		switch {
-		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load():
+		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load() || u.denial.State == denial.Held:
 			return unchanged
 		case w.Alive(now) && (w.Stock.Load() >= n || u.denial.State == denial.Denied):
 			return unchanged
@@ -176,12 +187,17 @@ func (k *machine) setReorder(t *demand.Terms, point int64) {
 
 // answer answers a request for n tokens.
 func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
-	w, l := k.Lease.Load(), k.Limit.Load()
-	a := Answer{
-		Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window, Remaining: min(w.Remaining.Load()+k.Held(), l.Tokens),
-		Of: w.Window, Bucket: w.Bucket, Reset: w.Window.Time(),
+	w, l, d := k.Lease.Load(), k.Limit.Load(), &k.use.denial
+	a := Answer{Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window}
+	if w != nil {
+		a.Remaining, a.Of, a.Bucket, a.Reset = min(w.Remaining.Load()+k.Held(), l.Tokens), w.Window, w.Bucket, w.Window.Time()
 	}
-	if allowed {
+	if d.State == denial.Held {
+		a.Remaining, a.Shadowed, a.RetryAfter = 0, l.Shadow, time.Duration(max(d.Until-now, 1))
+		if end := time.Now().Add(a.RetryAfter); end.After(a.Reset) {
+			a.Reset = end
+		}
+	} else if allowed {
 		a.Charged = n
 	} else {
 		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*l))
@@ -327,6 +343,9 @@ func (k *machine) shareAt(now int64) *share {
 // more tokens than then.
 func (k *machine) fallBack(last uint64, now int64, err error) {
 	u := k.use
+	if u.denial.State == denial.Held { // nobody is admitted
+		return
+	}
 	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit.Load().Tokens) }
 	var from uint64
 	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && u.policed > 0 && rest() <= u.shared {

@@ -13,6 +13,7 @@ type Cause string
 const (
 	None     Cause = ""          // nothing to do now
 	Waiters  Cause = "wait"      // callers wait for tokens
+	Hold     Cause = "hold"      // the key is held, and the store has not heard of it
 	Charge   Cause = "charge"    // tokens were used that the store has not charged yet
 	Return   Cause = "give back" // tokens will not be used, or their return is not confirmed
 	Probe    Cause = "probe"     // has anything come back to an exhausted key?
@@ -56,6 +57,8 @@ type Facts struct {
 	Recall  int64 // until when callers in line wait for tokens that others give back
 	Ending  bool  // a fetch has just found the old window, though it is over by our clock
 	Denied  int64 // until when the store surely has too little; 0 = it may have more
+	Held    bool  // it grants nothing until then, whatever window is open
+	Unsaid  bool  // and it does not know that yet
 	Probe   bool  // a caller was refused after Denied
 
 	// The account.
@@ -80,7 +83,7 @@ type Facts struct {
 // Step returns why the key should call the store now, and how urgent that is. If it returns None, it also returns when to look again, unless an
 // event comes before. While the key stands in line, it returns only a cause that is more urgent.
 //
-//	callers wait > debt that is due > returns > probe > window over and used > last bucket > surplus > re-order point
+//	callers wait > hold > debt that is due > returns > probe > window over and used > last bucket > surplus > re-order point
 //
 // Every call states the whole account, so the order decides how urgent the call is, and what it asks for. Callers come first, because they
 // wait. What only states comes before what asks for tokens: a prefetch in place of a return would bring back here what others have called.
@@ -88,7 +91,7 @@ func Step(f Facts) (why Cause, class Class, again int64) {
 	if f.Closed || f.InFlight { // the fetch's end is an event
 		return None, 0, Never
 	}
-	waits := f.Active > 0 || f.Parked > 0
+	waits := f.Active > 0 || f.Parked > 0 && !f.Held
 	if f.Open { // the key lines up, whatever the time is, and decides anew at its turn, when the circuit has closed
 		switch { // only callers go before the rest: many keys may run low, or be called, in an outage
 		case waits && f.InLine < Callers:
@@ -96,12 +99,17 @@ func Step(f Facts) (why Cause, class Class, again int64) {
 		case waits: // the failure policy may admit those who stay when another window begins
 			return None, 0, f.Ask
 		case f.InLine != 0:
+		case f.Unsaid:
+			return Hold, Rest, Never
 		case f.Charge != 0:
 			return Charge, Rest, Never
 		case f.Unconfirmed:
 			return Return, Rest, Never
 		case f.Low && f.Alive:
 			return Prefetch, Rest, Never
+		}
+		if f.Held {
+			return None, 0, f.Denied
 		}
 		return None, 0, Never
 	}
@@ -137,7 +145,16 @@ func Step(f Facts) (why Cause, class Class, again int64) {
 		}
 	}
 	if f.Parked > 0 { // they become active when the denial is over
-		again = min(again, max(f.Now+1, min(f.Denied, f.Over+1+f.Spread/4), f.Backoff)) // before processes that only restock
+		when := min(f.Denied, f.Over+1+f.Spread/4) // before processes that only restock
+		if f.Held {
+			when = f.Denied
+		}
+		again = min(again, max(f.Now+1, when, f.Backoff))
+	}
+
+	// A hold. All others may send until the store knows.
+	if f.Unsaid && due(AtOnce, f.Backoff) {
+		return Hold, AtOnce, Never
 	}
 
 	// The account, while its window is open.

@@ -127,6 +127,14 @@ func (t *Tokens) Publish(denied int64) {
 	}
 }
 
+// Withhold takes the stock out, so that nobody spends it, and lets callers be refused until denied; 0 = under the lock only.
+func (t *Tokens) Withhold(denied int64) {
+	t.Reserve()
+	if w := t.Lease.Load(); w != nil {
+		w.deny(denied)
+	}
+}
+
 // Apply applies the reply r to q, the last statement, which was sent at sent, and is neither void nor astray.
 // Grants are reserved then, and so is all that is held. It reports whether the account has entered another
 // window, or the first, or none; a rolling limit has one that never ends.

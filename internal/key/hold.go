@@ -1,0 +1,128 @@
+package key
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/denial"
+)
+
+// This file has how a key is held: until an instant its limit counts as used up. The store keeps that, and tells all processes to ask; its
+// replies say how long it lasts. What the key holds is kept, but not spent.
+
+// held is what a key knows of its hold, besides its denial, which has how long it lasts.
+type held struct {
+	since   int64          // a reading that was requested before does not know of it
+	ends    int64          // by the store's clock, Unix ms, as a reply has said; 0 = none has
+	unsaid  bool           // the store has not heard: each statement says it
+	holders []chan<- error // callers who wait until it has
+}
+
+// Hold is the event that somebody holds the key for d from now. It is held here at once. Hold returns when the store knows, or the error of the
+// statement that should have told it; the next one tells it then. It reports whether the key was forgotten, so that nothing was done.
+func (k *Key) Hold(ctx context.Context, d time.Duration) (forgotten bool, err error) {
+	told := make(chan error, 1)
+	k.event(func(now int64) effect {
+		u, until := k.use, now+int64(d)
+		switch {
+		case k.phase == retired || k.parted:
+			forgotten = true
+			return unchanged
+		case u.denial.State == denial.Held && u.denial.Until >= until && !u.held.unsaid: // it lasts longer already
+			told <- nil
+			return unchanged
+		}
+		k.phase = active
+		k.findShard()
+		if u.denial.State == denial.Held {
+			until = max(until, u.denial.Until)
+		}
+		k.hold(now, until)
+		u.held.since, u.held.unsaid, u.held.holders = now, true, append(u.held.holders, told)
+		return changed
+	})
+	if forgotten {
+		return true, nil
+	}
+	select {
+	case err := <-told:
+		return false, err
+	case <-ctx.Done(): // the statement goes on
+		return false, ctx.Err()
+	}
+}
+
+// hold refuses all until an instant. The store grants nothing before.
+func (k *machine) hold(now, until int64) {
+	u := k.inUse()
+	if u.denial.State != denial.Held {
+		k.env.Counts.Holds.Add(1)
+	}
+	u.denial.Hold(now, until, k.Limit.Load().Window)
+	if w := k.Lease.Load(); w != nil {
+		w.Remaining.Store(0)
+		w.Reset.Store(until)
+	}
+}
+
+// say writes the hold into the statement, if the store has not heard of it.
+func (f *Fetch) say(u *use, now int64) {
+	if h := &u.held; h.unsaid && u.denial.State == denial.Held {
+		f.Req.Hold = (time.Duration(u.denial.Until-now) + time.Millisecond - 1).Truncate(time.Millisecond)
+		f.holds, f.holders, h.holders = u.denial.Until, h.holders, nil
+	}
+}
+
+// said ends what say has begun: the store has heard it, or has not because of err. A hold that was made longer since is said again.
+func (f *Fetch) said(u *use, err error) {
+	if u.denial.Until <= f.holds && err == nil {
+		u.held.unsaid = false
+	}
+	u.held.holders = append(f.holders, u.held.holders...)
+	if err != nil || !u.held.unsaid {
+		u.held.tell(err)
+	}
+}
+
+// tell ends the wait of all who wait until the store has heard.
+func (h *held) tell(err error) {
+	for _, told := range h.holders {
+		told <- err
+	}
+	h.holders = nil
+}
+
+// readHold learns from a reply whether the key is held. The end is the latest that it may be, because to send a moment early is worse than a
+// moment late.
+func (k *machine) readHold(sent int64, r *backend.Reply, now int64) {
+	u := k.use
+	is, old := u.denial.State == denial.Held, sent < u.held.since || u.held.unsaid
+	switch {
+	case r.Held > 0:
+		until := now + int64(r.Held) + int64(r.Held)/clockDrift
+		if is && old {
+			until = max(until, u.denial.Until)
+		}
+		k.hold(now, until)
+		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
+	case is && !old: // a Reset has ended it, or the store's clock is faster
+		u.denial.Reset()
+	}
+}
+
+// clockDrift bounds how much two clocks differ in speed: 500 parts in a million.
+const clockDrift = 2000
+
+// heldBy is the event of a message that the key is held. It may be forged, so it only makes the key ask: nothing is spent before a reply.
+func (k *machine) heldBy(m backend.Message, now int64) effect {
+	u, w := k.inUse(), k.Lease.Load()
+	if u.denial.State == denial.Held && (u.held.unsaid || m.Window.End <= u.held.ends) {
+		return unchanged
+	}
+	if w != nil {
+		w.Doubt(now)
+	}
+	u.denial.Reset()
+	return changed
+}
