@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -487,6 +488,44 @@ func Example_priority() {
 	fmt.Println("jobs", admitted[jobs], "users", 500+admitted[users])
 	// Output:
 	// jobs 100 users 900
+}
+
+// A tree of agents has one budget: the parent reserves it, its children spend from it in memory, and what they leave goes back.
+func Example_agents() {
+	limiter, err := reservoir.New(memstore.New(), reservoir.PerDay(1_000_000, nil))
+	if err != nil {
+		panic(err)
+	}
+	ctx, budget := context.Background(), int64(50_000)
+	r, err := limiter.AllowN(ctx, "user:42", budget)
+	if err != nil || !r.Allowed {
+		panic("no budget")
+	}
+	var left atomic.Int64
+	left.Store(budget)
+	spend := func(n int64) bool { // false: the child must stop
+		if left.Add(-n) >= 0 {
+			return true
+		}
+		left.Add(n)
+		return false
+	}
+	var children sync.WaitGroup
+	for range 4 {
+		children.Go(func() {
+			for range 3 {
+				spend(3_000) // a call of a model
+			}
+		})
+	}
+	children.Wait()
+	if err := limiter.Settle(ctx, r, budget-left.Load()); err != nil {
+		panic(err)
+	}
+	s := limiter.Stats()
+	fmt.Println(s.Spent-s.Refunded, "used")
+	// Output:
+	// 36000 used
 }
 
 // A limit in shadow shows what it would refuse before you enforce it.
