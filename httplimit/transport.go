@@ -1,8 +1,11 @@
 package httplimit
 
 import (
+	"cmp"
+	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
@@ -11,8 +14,15 @@ import (
 // Transport is an http.RoundTripper that keeps outgoing requests within the limit of
 // another server. Each request waits, in line with others of its key, until the limiter
 // allows it, through as many resets as it takes. Processes that share a store keep the
-// limit together. It returns the server's own 429 and 503 like other responses, and the
-// caller deals with their Retry-After.
+// limit together.
+//
+// If the server refuses nevertheless, by 429, or is unavailable for a time that it names, by 503
+// with Retry-After, the Transport holds the key for as long as the answer says, by
+// [reservoir.Limiter.Hold]: nobody sends until then, in any process, and nobody waits longer. It
+// reads Retry-After, as seconds or as a date, which counts from the answer's own Date; of 429 also
+// RateLimit of draft-ietf-httpapi-ratelimit-headers-11, X-RateLimit-Reset as seconds or as Unix
+// time, and X-RateLimit-Reset-Requests and -Tokens as "1m2.5s". If the answer says nothing, there
+// is no pause. The caller gets the answer, unless Retries asks for another try.
 //
 // The request's context bounds the wait. If its deadline comes before the tokens, RoundTrip
 // returns reservoir.ErrDeadline at once. http.Client.Timeout includes the wait. Redirects
@@ -32,19 +42,66 @@ type Transport struct {
 	// not wait.
 	Cost func(*http.Request) int64
 
+	// MaxHold bounds how long one answer can hold a key, because a header may be hostile or
+	// mistaken; a day by default. A longer pause counts as this one.
+	MaxHold time.Duration
+
+	// Retries is how often a request is sent again after an answer that names a pause; by default
+	// it is not. Each try waits in line and is charged. A request with a body is sent again only
+	// if it has GetBody, as those of http.NewRequest have. The last answer goes to the caller.
+	Retries int
+
 	// Base sends the requests; http.DefaultTransport by default.
 	Base http.RoundTripper
 }
 
-// RoundTrip waits, then sends r. It does not retry.
+// RoundTrip waits, then sends r.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if err := t.wait(r, t.key(r)); err != nil {
-		if r.Body != nil {
-			_ = r.Body.Close() // a RoundTripper closes it in any case
+	key := t.key(r)
+	for try := 0; ; try++ {
+		if err := t.wait(r, key); err != nil {
+			if r.Body != nil {
+				_ = r.Body.Close() // a RoundTripper closes it in any case
+			}
+			return nil, err
 		}
-		return nil, err
+		answer, err := t.base().RoundTrip(r)
+		if err != nil || !t.hold(r, key, answer) || try >= t.Retries {
+			return answer, err
+		}
+		again, err := replay(r)
+		if err != nil || again == nil {
+			return answer, nil // the caller can read why
+		}
+		_, _ = io.CopyN(io.Discard, answer.Body, 4<<10) // so that the connection can be used again
+		_ = answer.Body.Close()
+		r = again
 	}
-	return t.base().RoundTrip(r)
+}
+
+// hold holds the key for as long as the answer to r asks, and reports whether it asks. A hold that does not reach the store
+// holds in this process, and goes along with what that states later.
+func (t *Transport) hold(r *http.Request, key string, answer *http.Response) bool {
+	d := min(asked(answer, time.Now()), cmp.Or(t.MaxHold, 24*time.Hour))
+	if d <= 0 {
+		return false
+	}
+	_ = t.Limiter.Hold(r.Context(), key, d)
+	return true
+}
+
+// replay returns r with its body from the beginning, or nil if that is gone.
+func replay(r *http.Request) (*http.Request, error) {
+	again := r.Clone(r.Context())
+	if r.Body == nil || r.Body == http.NoBody {
+		return again, nil
+	}
+	if r.GetBody == nil {
+		return nil, nil
+	}
+	body, err := r.GetBody()
+	again.Body = body
+	return again, err
 }
 
 // CloseIdleConnections closes the idle connections of Base.
