@@ -100,6 +100,9 @@ type use struct {
 	shared  int64  // tokens that it still admitted when they were asked about
 }
 
+// uses are those that no key has. Most events are of keys that are not in use, each look of Stats for example.
+var uses = sync.Pool{New: func() any { return new(use) }}
+
 // Name is the user's name of the key.
 func (k *Key) Name() string { return k.node.Key }
 
@@ -144,13 +147,15 @@ func (k *Key) event(change func(now int64) effect) (sent bool) {
 // sent.
 func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if k.use == nil {
-		k.use = new(use)
+		k.use = uses.Get().(*use)
 	}
 	u, was := k.use, k.phase
 	defer func() {
 		invariant.That(was != retired || k.phase == retired, "from retired to phase %d", k.phase)
 		if k.phase == retired || u.demand == nil && u.fetch == nil && u.share == nil && u.line.Len == 0 && k.inLine == 0 {
 			k.use = nil // nothing of it would be missed
+			*u = use{}
+			uses.Put(u)
 		}
 	}()
 
