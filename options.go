@@ -168,7 +168,7 @@ type ShardState struct {
 // StoreCall is what [Hooks] report of a call to the store that has ended. It names no key.
 type StoreCall struct {
 	Op       string        // "sync", "check", "reset" or "publish"
-	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, renew, reopen or charge
+	Cause    string        // of a sync: wait, prefetch, reset, probe, give back, renew, reopen, charge or hold
 	Reason   string        // why a batch has its size; "" for other calls
 	Duration time.Duration // from sending to the reply
 	Want     int64         // tokens asked for, or used above charges

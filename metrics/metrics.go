@@ -12,7 +12,7 @@ import (
 // Metric is one field of [reservoir.Stats].
 type Metric struct {
 	Name  string // lower-case words joined by dots, such as "tokens.spent"
-	Unit  string // what Value counts: "token", "call", "request", "key" or "shard"
+	Unit  string // what Value counts: "token", "call", "request", "hold", "key" or "shard"
 	Help  string // one sentence
 	Gauge bool   // Value may go down; otherwise it is a counter, which never does
 	Value func(s *reservoir.Stats) int64
@@ -44,6 +44,7 @@ func All() []Metric {
 		{"give_backs", "call", "Returns of idle tokens to the store.", counter, func(s *reservoir.Stats) int64 { return s.GiveBacks }},
 		{"tokens.idle", "token", "Tokens held whose key is exhausted in the store.", gauge, func(s *reservoir.Stats) int64 { return s.Idle }},
 
+		{"holds", "hold", "Holds of keys that were begun here, or that a reply has told of.", counter, func(s *reservoir.Stats) int64 { return s.Holds }},
 		{"keys", "key", "Keys held in memory.", gauge, func(s *reservoir.Stats) int64 { return int64(s.Keys) }},
 		{"shards.unsubscribed", "shard", "Shards whose messages do not come to this process.", gauge, func(s *reservoir.Stats) int64 { return s.Unsubscribed }},
 

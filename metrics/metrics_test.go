@@ -39,7 +39,7 @@ func TestMetricsHaveNames(t *testing.T) {
 		assert.Regexp(t, `^[a-z]+([._][a-z]+)*$`, m.Name)
 		assert.False(t, seen[m.Name], "%s is there twice", m.Name)
 		seen[m.Name] = true
-		assert.Contains(t, []string{"token", "call", "request", "key", "shard"}, m.Unit, m.Name)
+		assert.Contains(t, []string{"token", "call", "request", "hold", "key", "shard"}, m.Unit, m.Name)
 		assert.Regexp(t, `^[A-Z].*\.$`, m.Help, m.Name)
 	}
 }

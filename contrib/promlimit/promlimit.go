@@ -34,6 +34,7 @@
 //	reservoir_tokens_held               gauge: tokens in memory, to be spent
 //	reservoir_tokens_idle               gauge: the held tokens whose key is exhausted
 //	reservoir_tokens_debt               gauge: tokens settled above a charge, not charged yet
+//	reservoir_holds_total               holds of keys, begun here or by another process: see Limiter.Hold
 //	reservoir_keys                      gauge: keys held in memory
 //	reservoir_shards_unsubscribed       gauge: shards whose messages do not come to this process
 //	reservoir_prefetches_total          fetches ahead of need
