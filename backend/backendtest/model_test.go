@@ -72,7 +72,7 @@ func (m *model) Inspect(ctx context.Context, key string) (list []backend.Content
 	err = m.step(ctx, "inspect", backend.ValidateKey(key), func(now int64) {
 		for name, counter := range m.counters {
 			c := counter.Contents(now)
-			if c.Counter = name[1]; name[0] == key && c.Window.End != 0 {
+			if c.Counter = name[1]; name[0] == key && (c.Window.End != 0 || c.Held > 0) {
 				list = append(list, c)
 			}
 		}

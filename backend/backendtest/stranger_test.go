@@ -40,7 +40,7 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 	if err := q.Validate(); err != nil {
 		return r, err
 	}
-	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, true) // the last: the time is given
+	how := bits(q.Exact, q.Deaf, q.Waited, q.Leaving, q.Runs, q.GaveUp, true, q.Hold > 0) // the last but one: the time is given
 	args := []any{q.Client, q.Limit.Tokens, q.Limit.Window.Milliseconds(), q.Need, how}
 	if q.Limit.Rolls {
 		args = append(args, q.Within.Microseconds())
@@ -61,17 +61,24 @@ func (s stranger) Sync(ctx context.Context, q backend.Statement) (r backend.Repl
 			args = append(args, q.Begin, q.End)
 		}
 	}
+	if q.Hold > 0 {
+		args = append(args, (q.Hold + time.Millisecond - 1).Milliseconds())
+	}
 	n, err := s.eval(ctx, "sync", syncScript, q.Key, q.Limit, append(args, 0, s.now(ctx).UnixMicro())...)
 	if err != nil {
 		return r, err
 	}
 	n = append(n, make([]int64, max(12-len(n), 0))...) // zeros at the end are left out
-	r.State = reading(n, q.Limit)
+	lasted, held, frees := n[8], n[11], int64(0)
+	if q.Limit.Rolls {
+		lasted, held, frees = 0, n[8], n[11]
+	}
+	r.State = reading(n, q.Limit, held)
 	if r.Now, r.Astray, r.Void = n[1], n[0]&2 != 0, n[0]&4 != 0; r.Astray || r.Void {
 		return backend.Reply{Now: r.Now, Astray: r.Astray, Void: r.Void}, nil
 	}
-	r.Used, r.Mine, r.Grant, r.Clients, r.Lasted = n[4], n[5], n[6], n[7], time.Duration(n[8])*time.Millisecond
-	r.Idle, r.Called, r.Frees = n[9], n[10], time.Duration(n[11])*time.Microsecond
+	r.Used, r.Mine, r.Grant, r.Clients, r.Lasted = n[4], n[5], n[6], n[7], time.Duration(lasted)*time.Millisecond
+	r.Idle, r.Called, r.Frees = n[9], n[10], time.Duration(frees)*time.Microsecond
 	for grant := range slices.Chunk(n[12:], 2) {
 		r.Grants = append(r.Grants, backend.Change{Bucket: grant[0], Tokens: grant[1]})
 	}
@@ -90,7 +97,11 @@ func (s stranger) Check(ctx context.Context, key string, l backend.Limit) (backe
 	if err != nil {
 		return backend.State{}, err
 	}
-	state := reading(n, l)
+	held := n[5]
+	if l.Rolls {
+		held = n[7]
+	}
+	state := reading(n, l, held)
 	if l.Rolls && state.Remaining == 0 {
 		state.Frees = time.Duration(n[6]) * time.Microsecond
 	}
@@ -135,8 +146,11 @@ func bits(list ...bool) (sum int) {
 }
 
 // reading is the window, and what is charged. It makes the time that of the counter: a rolling limit's may be ahead of the server's.
-func reading(n []int64, l backend.Limit) backend.State {
-	s := backend.State{Window: backend.Window{End: n[2], Gen: n[3]}, Remaining: max(l.Tokens-n[4], 0)}
+func reading(n []int64, l backend.Limit, held int64) backend.State {
+	s := backend.State{Window: backend.Window{End: n[2], Gen: n[3]}, Remaining: max(l.Tokens-n[4], 0), Held: time.Duration(held) * time.Microsecond}
+	if held > 0 {
+		s.Remaining = 0
+	}
 	if l.Rolls {
 		n[1], n[5] = n[1]+n[5], 0
 	}
