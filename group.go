@@ -237,14 +237,14 @@ func (g *Group) wait(ctx context.Context, cost costs, keys []string) (GroupResul
 	r, err := g.allow(ctx, cost, keys)
 	again := key.FirstPause / 2
 	for round := 0; err == nil && !r.Allowed || err != nil && key.Outage(err); round++ {
+		if _, err := g.validate(cost, keys); err != nil { // a limit was lowered
+			return GroupResult{}, err
+		}
 		if round > len(keys) { // in an outage FailOpen may admit a Wait at once, and still refuse an Allow
 			again = longer(ctx, again)
 			if err := pause(ctx, again, nil); err != nil {
 				return GroupResult{}, err
 			}
-		}
-		if _, err := g.validate(cost, keys); err != nil { // a limit was lowered
-			return GroupResult{}, err
 		}
 		i := r.Limiter
 		paid, waited := g.limiters[i].WaitN(ctx, keys[i], cost.of(i))
