@@ -251,23 +251,27 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 // request was charged in; if it knows none, they are overdrawn. It reports whether the key was
 // forgotten meanwhile, so that nothing was done.
 func (k *Key) Overrun(n int64) (forgotten bool) {
+	var w *tokens.Lease
 	k.event(func(now int64) effect {
 		if forgotten = k.phase == retired; forgotten {
 			return unchanged
 		}
-		w := k.Lease.Load()
 		if now >= k.Until() { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
 		}
+		w = k.Lease.Load()
 		was, _ := k.Account.Unconfirmed()
 		debt := k.Tokens.Overrun(n, now)
 		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
 		if debt > 0 && was == 0 {
 			k.inUse().charge = k.chargeAt(now)
 		}
-		return effect{changed: w.ClaimReorder(w.Stock.Load()) || debt > 0}
+		return effect{changed: debt > 0}
 	})
+	if w != nil {
+		k.OrderIfLow(w, w.Stock.Load())
+	}
 	return forgotten
 }
 
