@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// asked returns for how long a server asks to be left alone by an answer that came at now, and 0 if it does not say.
-// Nothing is made up: a minute of our own would be a pause that nobody has asked for.
-func asked(a *http.Response, now time.Time) time.Duration {
+// asked returns for how long a server asks to be left alone by an answer that came at now, and 0 or less if it does not say.
+// Nothing is made up: a minute of our own would be a pause that nobody has asked for. The request cost so many tokens.
+func asked(a *http.Response, cost int64, now time.Time) time.Duration {
 	if a.StatusCode != http.StatusTooManyRequests && a.StatusCode != http.StatusServiceUnavailable {
 		return 0
 	}
@@ -21,14 +21,18 @@ func asked(a *http.Response, now time.Time) time.Duration {
 		if at, err := http.ParseTime(after); err == nil {
 			return at.Sub(now)
 		}
-		return parseSeconds(after)
+		return secondsOrTime(after, now)
 	}
 	if d := rateLimit(a.Header.Values("RateLimit")); d > 0 {
 		return d
 	}
 	var longest time.Duration
 	for _, f := range resets {
-		if left, err := strconv.ParseFloat(a.Header.Get(f.remaining), 64); err == nil && left > 0 {
+		need := int64(1)
+		if f.tokens {
+			need = cost
+		}
+		if left, err := strconv.ParseFloat(a.Header.Get(f.remaining), 64); err == nil && left >= float64(need) {
 			continue // another limit has refused
 		}
 		longest = max(longest, f.read(a.Header.Get(f.reset), now))
@@ -39,11 +43,12 @@ func asked(a *http.Response, now time.Time) time.Duration {
 // resets are the older fields that say when a limit has tokens again, beside what is left of it.
 var resets = []struct {
 	reset, remaining string
+	tokens           bool // it is short of them if it has fewer than the request needs; else if it has none
 	read             func(string, time.Time) time.Duration
 }{
-	{"X-RateLimit-Reset", "X-RateLimit-Remaining", secondsOrTime},              // GitHub and many more
-	{"X-RateLimit-Reset-Requests", "X-RateLimit-Remaining-Requests", duration}, // providers of models
-	{"X-RateLimit-Reset-Tokens", "X-RateLimit-Remaining-Tokens", duration},     // as "1m2.5s" or "60ms"
+	{"X-RateLimit-Reset", "X-RateLimit-Remaining", false, secondsOrTime},              // GitHub and many more
+	{"X-RateLimit-Reset-Requests", "X-RateLimit-Remaining-Requests", false, duration}, // providers of models
+	{"X-RateLimit-Reset-Tokens", "X-RateLimit-Remaining-Tokens", true, duration},      // as "1m2.5s" or "60ms"
 }
 
 // parseSeconds reads a number of seconds, which may have a fraction. What is no number is 0.
@@ -94,7 +99,8 @@ func rateLimit(fields []string) (longest time.Duration) {
 		for _, p := range split(item, ';') {
 			switch name, value, _ := strings.Cut(strings.TrimSpace(p), "="); name {
 			case "r":
-				used = value == "0"
+				left, err := strconv.ParseInt(value, 10, 64)
+				used = err == nil && left <= 0
 			case "t":
 				t = value
 			}

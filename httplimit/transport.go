@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"cmp"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -39,16 +40,18 @@ type Transport struct {
 	Key KeyFunc
 
 	// Cost is how many tokens a request needs; by default 1. A request that costs 0 does
-	// not wait.
+	// not wait, and its answer holds nothing.
 	Cost func(*http.Request) int64
 
 	// MaxHold bounds how long one answer can hold a key, because a header may be hostile or
-	// mistaken; a day by default. A longer pause counts as this one.
+	// mistaken; a day by default, and at most 366 days. A longer pause counts as this one.
+	// If it is negative, no answer holds anything.
 	MaxHold time.Duration
 
 	// Retries is how often a request is sent again after an answer that names a pause; by default
 	// it is not. Each try waits in line and is charged. A request with a body is sent again only
-	// if it has GetBody, as those of http.NewRequest have. The last answer goes to the caller.
+	// if it has GetBody, as those of http.NewRequest have. The last answer goes to the caller, or
+	// the error of the wait. If one Transport is the Base of another, only the outer one needs it.
 	Retries int
 
 	// Base sends the requests; http.DefaultTransport by default.
@@ -57,16 +60,19 @@ type Transport struct {
 
 // RoundTrip waits, then sends r.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	key := t.key(r)
+	key, n := t.key(r), int64(1)
+	if t.Cost != nil {
+		n = t.Cost(r)
+	}
 	for try := 0; ; try++ {
-		if err := t.wait(r, key); err != nil {
+		if err := t.wait(r, key, n); err != nil {
 			if r.Body != nil {
 				_ = r.Body.Close() // a RoundTripper closes it in any case
 			}
 			return nil, err
 		}
 		answer, err := t.base().RoundTrip(r)
-		if err != nil || !t.hold(r, key, answer) || try >= t.Retries {
+		if err != nil || !t.hold(r, key, n, answer) || try >= t.Retries {
 			return answer, err
 		}
 		again, err := replay(r)
@@ -79,15 +85,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// hold holds the key for as long as the answer to r asks, and reports whether it asks. A hold that does not reach the store
-// holds in this process, and goes along with what that states later.
-func (t *Transport) hold(r *http.Request, key string, answer *http.Response) bool {
-	d := min(asked(answer, time.Now()), cmp.Or(t.MaxHold, 24*time.Hour))
-	if d <= 0 {
-		return false
-	}
-	_ = t.Limiter.Hold(r.Context(), key, d)
-	return true
+// hold holds the key for as long as the answer to r, which cost n, asks, and reports whether another try would wait for that. A hold that
+// does not reach the store holds in this process, and goes along with what that states later.
+func (t *Transport) hold(r *http.Request, key string, n int64, answer *http.Response) bool {
+	d := min(asked(answer, n, time.Now()), cmp.Or(t.MaxHold, 24*time.Hour), backend.MaxWindow)
+	return d > 0 && n > 0 && !errors.Is(t.Limiter.Hold(r.Context(), key, d), reservoir.ErrLimit) // which has no store
 }
 
 // replay returns r with its body from the beginning, or nil if that is gone.
@@ -111,16 +113,9 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-func (t *Transport) wait(r *http.Request, key string) error {
-	if err := backend.ValidateKey(key); err != nil { // also if the request needs no tokens
+func (t *Transport) wait(r *http.Request, key string, n int64) error {
+	if err := backend.ValidateKey(key); err != nil || n == 0 { // also if the request needs no tokens
 		return err
-	}
-	n := int64(1)
-	if t.Cost != nil {
-		n = t.Cost(r)
-	}
-	if n == 0 {
-		return nil
 	}
 	_, err := t.Limiter.WaitN(r.Context(), key, n)
 	return err

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/backend"
 )
 
 // Client makes outgoing calls wait until they may be sent, so that all processes together
@@ -29,7 +30,8 @@ type Client struct {
 	Key     KeyFunc // by default ByTarget
 	Cost    CostFunc
 
-	// MaxHold bounds how long one answer can hold a key; a day by default.
+	// MaxHold bounds how long one answer can hold a key; a day by default, and at most 366 days. If it
+	// is negative, no answer holds anything.
 	MaxHold time.Duration
 }
 
@@ -108,12 +110,14 @@ func (c *Client) wait(ctx context.Context, call Call) (key string, err error) {
 // hold holds the key if a call that ended with err was refused for a time that the server names. A hold that does not
 // reach the store holds in this process, and goes along with what that states later.
 func (c *Client) hold(ctx context.Context, key string, err error) {
-	if err == nil || key == "" || status.Code(err) != codes.ResourceExhausted {
+	if status.Code(err) != codes.ResourceExhausted {
 		return
 	}
 	for _, detail := range status.Convert(err).Details() {
-		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
-			_ = c.Limiter.Hold(ctx, key, min(info.GetRetryDelay().AsDuration(), cmp.Or(c.MaxHold, 24*time.Hour)))
+		if info, ok := detail.(*errdetails.RetryInfo); ok {
+			d := min(info.GetRetryDelay().AsDuration(), cmp.Or(c.MaxHold, 24*time.Hour), backend.MaxWindow)
+			_ = c.Limiter.Hold(ctx, key, d) // nothing, if d is 0 or less, or there is no key
+
 		}
 	}
 }
