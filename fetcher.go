@@ -57,7 +57,7 @@ func (c *storeCall) run(ctx context.Context, timeout time.Duration) error {
 		}
 	}
 	c.Duration = time.Since(begin)
-	c.trip.End = l.env.Clock.Now()
+	c.trip.End = c.trip.Sent + int64(c.Duration)
 	counts.Calls.Add(1)
 
 	// The error, as callers get it, without what a store has wrapped it in.
@@ -81,7 +81,7 @@ func (c *storeCall) report() {
 	if hook := c.l.hooks.StoreCall; hook != nil {
 		hook(c.StoreCall)
 	}
-	c.shard.Report()
+	c.shard.Report(c.shard.Changed)
 }
 
 // await makes the call for one caller, and returns its error, or that of ctx if that ends first. here says which: if it is false,

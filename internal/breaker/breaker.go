@@ -100,8 +100,8 @@ func (b *Breaker) NextProbe() int64 {
 // Record records the outcome of a call that was sent at sent. Many calls are in flight
 // when the breaker opens, so a failed or neutral call that was sent before the last
 // change is no news, and delays no probe. Served calls do not end the rejecting state until calm has
-// passed. Record reports whether the shard needs probes from now on.
-func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
+// passed. Record reports whether the shard needs probes from now on, and whether calls were withheld until now.
+func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch, closed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	was := Change{Open: b.Open.Load(), Rejecting: b.rejecting}
@@ -111,13 +111,13 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 		if b.probing && sent >= b.changed { // probe again, perhaps with another key
 			b.probing, b.until = false, now+int64(shortestPause)
 		}
-		return false
+		return false, false
 	case o == Failed && sent < b.changed:
-		return false
+		return false, false
 	case o == Failed:
 		b.probing = false
 		if b.failures++; b.failures < failuresToOpen {
-			return false
+			return false, false
 		}
 		b.pause = min(max(2*b.pause, shortestPause), longestPause)
 		b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
@@ -139,7 +139,7 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch bool) {
 	if b.rejecting = is.Rejecting; is.Open != was.Open || is.Rejecting != was.Rejecting {
 		b.changes = append(b.changes, is)
 	}
-	return is.Open && !was.Open || is.Rejecting && !was.Rejecting
+	return is.Open && !was.Open || is.Rejecting && !was.Rejecting, was.Open && !is.Open
 }
 
 // Reset closes the breaker of a shard that has no keys any more, as an answer after a calm does.

@@ -21,14 +21,17 @@ var (
 func opened(t *testing.T, at int64) *Breaker {
 	b := new(Breaker)
 	for range failuresToOpen - 1 {
-		require.False(t, b.Record(at, at, Failed, errSilence))
+		require.False(t, first(b.Record(at, at, Failed, errSilence)))
 		require.False(t, b.Open.Load())
 		require.False(t, b.Due(at+2*int64(longestPause)))
 	}
-	require.True(t, b.Record(at, at, Failed, errSilence))
+	require.True(t, first(b.Record(at, at, Failed, errSilence)))
 	require.True(t, b.Open.Load())
 	return b
 }
+
+// first is whether a Record says that the shard needs probes from now on.
+func first(watch, _ bool) bool { return watch }
 
 // told are the changes since the last look.
 func told(b *Breaker) (all []Change) {
@@ -41,7 +44,7 @@ func TestOpens(t *testing.T) {
 	b := opened(t, 0)
 	assert.Equal(t, errSilence, b.Cause())
 	assert.Equal(t, []Change{{Open: true, Err: errSilence}}, told(b))
-	assert.False(t, b.Record(1, 1, Answered, nil))
+	assert.False(t, first(b.Record(1, 1, Answered, nil)))
 	assert.False(t, b.Open.Load())
 	assert.NoError(t, b.Cause())
 	assert.Equal(t, []Change{{}}, told(b))
@@ -49,7 +52,7 @@ func TestOpens(t *testing.T) {
 
 	for range 10 {
 		for range failuresToOpen - 1 {
-			assert.False(t, b.Record(2, 2, Failed, errSilence))
+			assert.False(t, first(b.Record(2, 2, Failed, errSilence)))
 		}
 		b.Record(2, 2, Answered, nil)
 		assert.False(t, b.Open.Load(), "the failures are not in a row")
@@ -69,7 +72,7 @@ func TestProbes(t *testing.T) {
 		assert.True(t, b.Due(due))
 		assert.False(t, b.Due(due+pause), "one at a time")
 		now = due + 5*ms
-		assert.False(t, b.Record(due, now, Failed, errSilence), "it is open already")
+		assert.False(t, first(b.Record(due, now, Failed, errSilence)), "it is open already")
 		pause = min(2*pause, int64(time.Second))
 	}
 	assert.Equal(t, []Change{{Open: true, Err: errSilence}}, told(b), "once")
@@ -120,7 +123,8 @@ func TestStaleFailures(t *testing.T) {
 	require.True(t, b.Due(due))
 	b.Record(at-1, due, Failed, errSilence)
 	assert.False(t, b.Due(due+2*int64(longestPause)), "one at a time")
-	b.Record(due, due+2, Answered, nil)
+	_, closed := b.Record(due, due+2, Answered, nil)
+	assert.True(t, closed, "calls go on")
 	for range 50 {
 		b.Record(due+1, due+3, Failed, errSilence)
 	}
@@ -252,9 +256,9 @@ func TestLead(t *testing.T) {
 func TestRejectionsAreWatched(t *testing.T) {
 	b := new(Breaker)
 	assert.False(t, b.Watched())
-	assert.True(t, b.Record(1, 5, Rejected, errPassword))
+	assert.True(t, first(b.Record(1, 5, Rejected, errPassword)))
 	assert.True(t, b.Watched())
-	assert.False(t, b.Record(2, 6, Rejected, errPassword), "it is watched already")
+	assert.False(t, first(b.Record(2, 6, Rejected, errPassword)), "it is watched already")
 	assert.Equal(t, 6+int64(calm), b.NextProbe())
 	assert.False(t, b.Due(5+int64(calm)))
 	assert.True(t, b.Due(6+int64(calm)))

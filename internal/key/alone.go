@@ -17,7 +17,7 @@ import (
 // what to do for a request: it counts as forgotten, so it keeps no account. It copies the
 // name, because a Result keeps the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
-	at := &node{Key: strings.Clone(name), Hash: e.Table.HashOf(name)}
+	at := &node{Key: strings.Clone(name)} // its Hash only says which counter of Counts.Extra it uses
 	e.init(at, e.Shard(e.Stored(name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)

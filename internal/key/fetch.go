@@ -34,8 +34,10 @@ type Fetch struct {
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second fetch on it first brings the demand estimate
 // up to date.
-func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
-	k.findShard()
+func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus int64) *Fetch {
+	if k.env.Parts != nil { // a cluster's slots move
+		k.findShard()
+	}
 	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
 	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last}
 	u.fetch, f.asks = f, why != next.Charge && why != next.Return
@@ -73,36 +75,46 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		}
 	}
 
-	// The account.
+	// The account. After what goes back, which it states.
 	l := *k.Limit.Load()
-	q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: l.Plain()}
+	q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: l.Plain(), Runs: alive}
+	q.Leaving = k.phase >= leaving
 	if l.Calendar.Period != 0 {
 		q.Begin, q.End = Period(l, k.shard.Clock())
-	}
-	q.Pace, q.Leaving = u.demand.PerWindow(l), k.phase >= leaving
-	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
-		q.Idle = k.idle()
 	}
 	if u.denial.Ask != 0 {
 		q.Waited, q.GaveUp = u.denial.Waited(now)
 	}
 	var of backend.Window
 	if w != nil {
-		of, q.Runs = w.Window, w.Alive(now)
+		of = w.Window
 	}
-	if k.Account.State(&q, of); l.Rolls {
+	held, spent := k.Held(), k.Spent()
+	k.Account.State(&q, of)
+	switch {
+	case l.Rolls:
 		q.Pace = int64(u.demand.Uses(l, l.Window, now, k.demanded()))
 		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Renew {
 			_, q.After = k.Last()
 		}
+	case u.demand != nil:
+		q.Pace = u.demand.PerWindow(l)
+	}
+	free := max(held-u.line.Tokens, 0)
+	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
+		q.Idle = free
+	}
+	if u.held.unsaid && u.denial.State == denial.Held { // the hold, of which the store has not heard
+		q.Hold = (time.Duration(u.denial.Until-now) + time.Millisecond - 1).Truncate(time.Millisecond)
+		f.holds, f.holders, u.held.holders = u.denial.Until, u.held.holders, nil
 	}
 
 	// What to ask for. The store must grant all that the first caller in line lacks, or nothing.
 	if f.asks {
 		var hand, forLine int64
-		if w.Alive(now) {
-			hand = k.Held()
+		if alive {
+			hand = held
 		}
 		if u.line.Active > 0 {
 			forLine = hand
@@ -113,10 +125,10 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		}
 		q.Need = min(max(u.line.Tokens-forLine, 0)+probe, l.Tokens)
 		q.Least = min(least, q.Need)
-		t := k.sizes(now)
+		t := k.sizes(now, alive)
 		o := u.demand.Order(&t, demand.Need{
-			Now: now, Callers: u.joined, Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: k.idle(), Spent: k.Spent(),
-			Runs: why != next.Probe && !q.Deaf && w.Alive(now),
+			Now: now, Callers: u.joined, Tokens: q.Need, Waiting: u.line.Tokens, Stock: hand - forLine, Free: free, Spent: spent,
+			Runs: why != next.Probe && !q.Deaf && alive,
 		})
 		u.joined = 0
 		q.Want, q.Exact, q.Run, f.Reason = o.Want, o.Exact, o.Run, o.Reason
@@ -125,8 +137,23 @@ func (k *machine) order(why next.Cause, now, probe, surplus int64) *Fetch {
 		}
 	}
 	f.Req = q
-	f.say(u, now)
 	return f
+}
+
+// sizes returns what sizes depend on besides the demand. alive says that the lease is.
+func (k *machine) sizes(now int64, alive bool) demand.Terms {
+	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
+	t := demand.Terms{Policy: e.Sizing, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Open: alive, Left: l.Window}
+	if e.Direct {
+		t.Kind = demand.Direct
+	}
+	switch {
+	case l.Rolls:
+		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
+	case alive:
+		t.Left, t.Passed = time.Duration(w.Deadline.Load()-now), l.Window-time.Duration(w.Latest-now)
+	}
+	return t
 }
 
 // relimit writes the statement anew for a limit that has changed since.
@@ -193,14 +220,14 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 				f.failed(now, err)
 			}
 		default:
-			u.astray = 0
-			f.said(u, nil)
+			if u.astray = 0; f.holds != 0 {
+				f.said(u, nil)
+			}
 			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.apply(c, &r, now)
 			if r.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
 			}
-			waits = waits || k.Lease.Load().Doubted()
 			if did.fresh = !waits && k.Limit.Load().Tokens <= f.Req.Limit.Tokens; !waits {
 				did.unserved = ErrTooSlow
 			}
@@ -281,8 +308,10 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if k.env.Counts.Move(m); debt != 0 {
 		k.env.Counts.Extra.Add(k.node.Hash, debt)
 	}
-	if owed, back := k.Account.Unconfirmed(); q.Leaving && k.phase == leaving && owed+back == 0 { // nothing went back after the statement
-		k.phase = left
+	if q.Leaving && k.phase == leaving {
+		if owed, back := k.Account.Unconfirmed(); owed+back == 0 { // nothing went back after the statement
+			k.phase = left
+		}
 	}
 
 	// The window, if it is another one.
@@ -300,8 +329,20 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	}
 	k.clients = max(k.reported, k.clients)
 
-	// A hold, during which nothing is granted or called.
-	k.readHold(c.Sent, r, now)
+	// A hold, during which nothing is granted or called. Its end is the latest that it may be, because to send a moment early is worse than
+	// a moment late. Before the recall and the denial, which a held key does not change.
+	is, old := u.denial.State == denial.Held, c.Sent < u.held.since || u.held.unsaid
+	switch {
+	case r.Held > 0:
+		until := now + int64(r.Held) + int64(r.Held)/clockDrift
+		if is && old {
+			until = max(until, u.denial.Until)
+		}
+		k.hold(now, until)
+		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
+	case is && !old: // a Reset has ended it, or the store's clock is faster
+		u.denial.Reset()
+	}
 
 	// The recall: may callers whom the reply does not serve get what others give back?
 	lacks := r.Grant < q.Need
@@ -333,6 +374,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 
 	// What the store believes idle here.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
+	held, alive := k.Held(), w.Alive(now)
 	known := q.Idle + max(r.Grant-q.Need, 0)
 	switch {
 	case !hears:
@@ -340,7 +382,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	case q.Leaving:
 		known = 0
 	}
-	if u.demand != nil || k.idle() > max(known, 0) || r.Lasted > 0 { // or callers have left during the fetch
+	if u.demand != nil || held-u.line.Tokens > max(known, 0) || r.Lasted > 0 { // or callers have left during the fetch
 		k.inUse().surplus.Known = known
 	}
 
@@ -376,7 +418,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 
 	// When to order the next batch. If the store grants only what is needed, the limit is too small for batches. If it grants less
 	// than half of the smallest batch, the limit runs out, and a caller may never come for the next.
-	t, reorder := k.sizes(now), int64(-1)
+	t, reorder := k.sizes(now, alive), int64(-1)
 	orders := u.denial.State != denial.Denied && r.Remaining > 0
 	switch {
 	case !rolls:
@@ -396,7 +438,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	}
 	if orders {
 		if reorder = u.demand.ReorderPoint(&t); u.demand == nil && reorder >= 0 {
-			reorder = max(k.Held()-u.line.Tokens-fewUses, reorder)
+			reorder = max(held-u.line.Tokens-fewUses, reorder)
 		}
 	}
 	if f.asks && u.demand != nil {

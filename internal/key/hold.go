@@ -66,15 +66,8 @@ func (k *machine) hold(now, until int64) {
 	}
 }
 
-// say writes the hold into the statement, if the store has not heard of it.
-func (f *Fetch) say(u *use, now int64) {
-	if h := &u.held; h.unsaid && u.denial.State == denial.Held {
-		f.Req.Hold = (time.Duration(u.denial.Until-now) + time.Millisecond - 1).Truncate(time.Millisecond)
-		f.holds, f.holders, h.holders = u.denial.Until, h.holders, nil
-	}
-}
-
-// said ends what say has begun: the store has heard it, or has not because of err. A hold that was made longer since is said again.
+// said ends a statement that may have said a hold: the store has heard it, or has not because of err. A hold that was made longer since is
+// said again.
 func (f *Fetch) said(u *use, err error) {
 	if u.denial.Until <= f.holds && err == nil {
 		u.held.unsaid = false
@@ -91,24 +84,6 @@ func (h *held) tell(err error) {
 		told <- err
 	}
 	h.holders = nil
-}
-
-// readHold learns from a reply whether the key is held. The end is the latest that it may be, because to send a moment early is worse than a
-// moment late.
-func (k *machine) readHold(sent int64, r *backend.Reply, now int64) {
-	u := k.use
-	is, old := u.denial.State == denial.Held, sent < u.held.since || u.held.unsaid
-	switch {
-	case r.Held > 0:
-		until := now + int64(r.Held) + int64(r.Held)/clockDrift
-		if is && old {
-			until = max(until, u.denial.Until)
-		}
-		k.hold(now, until)
-		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
-	case is && !old: // a Reset has ended it, or the store's clock is faster
-		u.denial.Reset()
-	}
 }
 
 // clockDrift bounds how much two clocks differ in speed: 500 parts in a million.

@@ -159,15 +159,20 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		}
 	}()
 
-	// Expire. Not after the change, which must not spend what is over.
-	moved, turned := k.Expire(now, u.fetch != nil)
-	k.env.Counts.Move(moved)
-	if u.denial.State == denial.Denied && k.Frees() != 0 && now+u.trip+tokens.Rounding >= k.Frees() { // some tokens count no more
-		u.denial.Open()
-		k.Lease.Load().Remaining.Add(1)
-		turned = true
+	// Expire. Before the change: a caller who comes must not spend what is over, nor be refused because of it.
+	turned := false
+	if w := k.Lease.Load(); w != nil {
+		var moved tokens.Moved
+		if moved, turned = k.Expire(now, u.fetch != nil); moved != (tokens.Moved{}) {
+			k.env.Counts.Move(moved)
+		}
+		if u.denial.State == denial.Denied && k.Frees() != 0 && now+u.trip+tokens.Rounding >= k.Frees() { // some tokens count no more
+			u.denial.Open()
+			k.Lease.Load().Remaining.Add(1)
+			turned = true
+		}
 	}
-	if u.denial.Expire(now) { // the hold is over
+	if u.denial.State == denial.Held && u.denial.Expire(now) {
 		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
 			w.Reset.Store(w.Latest)
 		}
@@ -188,20 +193,23 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		did.probe = u.line.Rests.N
 	}
 
-	// Serve.
+	// Serve. Before the decision, or a fetch would be ordered for callers whom the stock serves.
+	w := k.Lease.Load()
 	if k.parted { // all that is at hand goes back, because handles still spend
 		u.denial.Open()
-		if w := k.Lease.Load(); w != nil {
+		if w != nil {
 			if w.CancelOrder(); !w.Over(now) {
 				k.Return(-1)
 			}
 		}
 	}
-	k.serve(now, did.fresh)
+	alive := w.Alive(now)
+	k.serve(now, alive, did.fresh)
 	if did.unserved != nil { // a fetch has ended whose reply was void, or whose grants came after the end of their window
 		switch first := u.line.First; {
 		case first == nil || first.Seq > did.fetch.last: // its callers are served
 			u.unserved = 0
+		case did.unserved == ErrTooSlow && w.Doubted(): // a Reset or a hold has overtaken the reply, which was in time
 		case u.unserved < 2: // the next fetch opens a new window
 			u.unserved++
 		default: // the third in a row: the callers get an error, which says why it has happened the last time
@@ -210,7 +218,8 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 			k.fallBack(did.fetch.last, now, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: did.unserved})
 		}
 	}
-	if u.line.Active == 0 { // otherwise a newcomer could take what the line waits for
+	published := u.line.Active == 0 // otherwise a newcomer could take what the line waits for
+	if published {                  // before the look for a surplus, which goes back out of the stock
 		k.publish()
 	}
 	if u.held.holders != nil && k.shard.Open.Load() {
@@ -219,10 +228,10 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 
 	// Decide.
 	var idle, look int64
-	if w := k.Lease.Load(); w != nil && u.fetch == nil && (u.demand != nil || k.phase >= leaving || k.env.Direct) { // a reply may bring what others want
-		idle, look = k.look(now)
+	if w != nil && u.fetch == nil && (u.demand != nil || k.phase >= leaving || k.env.Direct) { // a reply may bring what others want
+		idle, look = k.look(now, alive)
 	}
-	facts := k.facts(now, did)
+	facts := k.facts(now, alive, did)
 	facts.Surplus, facts.Look = idle, look
 	why, class, at := next.Step(facts)
 	for why != next.None && class != next.AtOnce && !k.takeSlot(&did.slot, class, facts.Open) {
@@ -232,10 +241,12 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 
 	// Act.
 	if why != next.None && k.env.Calls.Begin() {
-		f = k.order(why, now, did.probe, facts.Surplus)
+		f = k.order(why, now, alive, did.probe, facts.Surplus)
 		f.slot = did.slot
 	}
-	k.publish() // what is at hand now, or not while the fetch may bring what callers wait for
+	if f != nil || !published { // what the order has left; or what is at hand, unless a fetch may bring what callers wait for
+		k.publish()
+	}
 	if at != next.Never && !(now < u.due && u.due <= at) {
 		k.inUse()
 		if u.due = at; u.timer == nil {
@@ -336,32 +347,16 @@ const (
 	worthTwo   = 2  // tokens used in a bucket from which on they are ordered ahead
 )
 
-// sizes returns what sizes depend on besides the demand.
-func (k *machine) sizes(now int64) demand.Terms {
-	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
-	t := demand.Terms{Policy: e.Sizing, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Left: l.Window}
-	if e.Direct {
-		t.Kind = demand.Direct
-	}
-	switch t.Open = w.Alive(now); {
-	case k.Limit.Load().Rolls:
-		t.Open, t.Left = true, bucket(l.Window)*backend.Ahead
-	case t.Open:
-		t.Left, t.Passed = time.Duration(w.Deadline.Load()-now), l.Window-time.Duration(w.Latest-now)
-	}
-	return t
-}
-
 // bucket is the length of a bucket of a rolling limit.
 func bucket(window time.Duration) time.Duration { return window / backend.Buckets }
 
 // facts returns all facts of the key on which its next call depends, but what lies idle. It changes nothing.
-func (k *machine) facts(now int64, did effect) next.Facts {
+func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
-		Denied: u.denial.Until, Probe: did.probe > 0, Alive: w.Alive(now),
+		Denied: u.denial.Until, Probe: did.probe > 0, Alive: alive,
 		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Recalled: u.surplus.Recalled.End != 0,
 	}
 	if u.denial.State == denial.Recalled {
@@ -400,7 +395,7 @@ func (k *machine) facts(now int64, did effect) next.Facts {
 	if u.demand == nil || k.phase >= leaving || k.env.Direct {
 		return f
 	}
-	if t := k.sizes(now); !rolls {
+	if t := k.sizes(now, alive); !rolls {
 		f.Regular = u.demand.Regular(&t)
 		f.Used = u.demand.UsedIn(k.Spent(), k.Refusals.Load())
 	} else {
@@ -417,7 +412,7 @@ const probeSlack = 20 * time.Millisecond
 
 // look looks for tokens that go back before anybody here needs them: because others want them, because the key leaves, or because the store
 // cannot call them. It returns how many go now, and when to look again; 0 = no need. No fetch is in flight.
-func (k *machine) look(now int64) (n, at int64) {
+func (k *machine) look(now int64, alive bool) (n, at int64) {
 	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
 	stock, back := w.Stock.Load(), int64(0)
 	if rolls { // what is unspent of a bucket that is over goes along with the next statement, if the store knows of it
@@ -436,7 +431,7 @@ func (k *machine) look(now int64) (n, at int64) {
 
 	// No message would come. Near the limit it looks for what will not be used while the limit lasts, and returns that if it is half of the
 	// stock, because less is not worth a call.
-	t, pause := k.sizes(now), l.Window/surplus.LookPart
+	t, pause := k.sizes(now, alive), l.Window/surplus.LookPart
 	if !k.short || stock <= l.Tokens/50/t.Clients {
 		return 0, 0
 	}
@@ -459,7 +454,7 @@ func (k *machine) look(now int64) (n, at int64) {
 // get the tokens at hand and those that the store has left. fresh says that the store's
 // rest was read just now. Otherwise it is known only while the key is denied, and a caller
 // that cannot be served at once waits for a fetch.
-func (k *machine) serve(now int64, fresh bool) {
+func (k *machine) serve(now int64, alive, fresh bool) {
 	u := k.use
 	if u.line.Len == 0 {
 		return
@@ -471,7 +466,7 @@ func (k *machine) serve(now int64, fresh bool) {
 	held := u.denial.State == denial.Held
 	if held {
 		rest, to = 0, waiters.Windows{Next: max(u.denial.Until, now+1), Length: int64(l.Window), Tokens: l.Tokens}
-	} else if w.Alive(now) {
+	} else if alive {
 		k.Reserve()
 		hand = k.Reserved
 		if until := u.denial.Until; fresh || until != 0 && now < max(until, k.Frees()) {

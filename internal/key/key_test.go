@@ -255,7 +255,7 @@ func TestFactsChangeNothing(t *testing.T) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		now, before := r.env.Clock.Now(), *k.use.demand
-		assert.Equal(t, k.facts(now, unchanged), k.facts(now, unchanged))
+		assert.Equal(t, k.facts(now, true, unchanged), k.facts(now, true, unchanged))
 		assert.Equal(t, before, *k.use.demand)
 	})
 }

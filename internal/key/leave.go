@@ -283,7 +283,7 @@ func (k *Key) LastFetch(first bool) (f *Fetch) {
 		}
 		if !k.hasLeft(now) {
 			k.Return(-1) // at once, because handles still spend
-			f = k.order(next.Return, now, 0, 0)
+			f = k.order(next.Return, now, k.Lease.Load().Alive(now), 0, 0)
 		}
 		return unchanged
 	})

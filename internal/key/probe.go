@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/next"
 )
 
@@ -65,9 +64,11 @@ func (s *Shard) reopen() {
 	} else {
 		s.Breaker.Reset(now)
 	}
-	s.env.shards.CompareAndDelete(s.Name, s)
+	if s.env.Parts != nil { // or a key that has just come would stay on a shard that nobody else knows
+		s.env.shards.CompareAndDelete(s.Name, s)
+	}
 	s.Resume()
-	s.Report()
+	s.Report(s.Changed)
 }
 
 // probe makes a statement for one of the keys of the shard that asks for nothing. It reports false if there is no key.
@@ -135,15 +136,6 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-// Report calls the hook for each change of the shard.
-func (s *Shard) Report() {
-	s.Breaker.Report(func(now breaker.Change) {
-		if s.env.ShardState != nil {
-			s.env.ShardState(s.Name, now)
-		}
-	})
 }
 
 // MayCheck reports whether to try a Check, which a replica may answer while the primary is

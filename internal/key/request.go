@@ -65,7 +65,9 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			return unchanged
 		}
 		k.phase = active // the key stays in memory, because a caller has come
-		k.findShard()
+		if k.env.Parts != nil {
+			k.findShard()
+		}
 		away := k.shard.Open.Load()
 		if held := u.denial.State == denial.Held; held && !stay {
 			did := effect{}
@@ -166,7 +168,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 		if k.use.demand == nil {
 			k.observe(now)
 		}
-		t := k.sizes(now)
+		t := k.sizes(now, w.Alive(now))
 		if point := k.use.demand.ReorderPoint(&t); rest > point {
 			k.setReorder(&t, point)
 		}
@@ -190,7 +192,8 @@ func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
 	w, l, d := k.Lease.Load(), k.Limit.Load(), &k.use.denial
 	a := Answer{Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window}
 	if w != nil {
-		a.Remaining, a.Of, a.Bucket, a.Reset = min(w.Remaining.Load()+k.Held(), l.Tokens), w.Window, w.Bucket, w.Window.Time()
+		a.Remaining = min(w.Remaining.Load()+w.Stock.Load()+k.Reserved, l.Tokens)
+		a.Of, a.Bucket, a.Reset = w.Window, w.Bucket, w.Window.Time()
 	}
 	if d.State == denial.Held {
 		a.Remaining, a.Shadowed, a.RetryAfter = 0, l.Shadow, time.Duration(max(d.Until-now, 1))

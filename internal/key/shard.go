@@ -21,7 +21,8 @@ import (
 // statement is of that moment, and its timeout begins there.
 type Shard struct {
 	breaker.Breaker
-	Name string
+	Name    string
+	Changed func(breaker.Change) // what Report is to call
 
 	env    *Env
 	lane   lane.Lane[*Key] // of the calls that no request waits for
@@ -57,7 +58,11 @@ func (e *Env) Shard(stored string) *Shard {
 	if s, ok := e.shards.Load(name); ok {
 		return s.(*Shard)
 	}
-	s := &Shard{Name: name, env: e}
+	s := &Shard{Name: name, env: e, Changed: func(now breaker.Change) {
+		if e.ShardState != nil {
+			e.ShardState(name, now)
+		}
+	}}
 	s.lane.Init(paced, rest)
 	was, _ := e.shards.LoadOrStore(name, s)
 	return was.(*Shard)
@@ -170,10 +175,13 @@ func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutra
 			s.failedFor(stored)
 		}
 	}
-	if s.Record(t.Sent, t.End, outcome, err) {
+	watch, closed := s.Record(t.Sent, t.End, outcome, err)
+	if watch {
 		s.arm()
 	}
-	s.Resume()
+	if closed { // the lines stood still
+		s.Resume()
+	}
 }
 
 // outageError is the error that callers get while a shard is away, made once.
@@ -194,7 +202,8 @@ func (s *Shard) OpenError() error {
 	return e
 }
 
-// findShard looks up the shard that the key is on now. A forgotten key is on none.
+// findShard looks up the shard that the key is on now. Without Parts it is always the one that the key was made with. A forgotten key is on
+// none.
 func (k *machine) findShard() {
 	if k.phase == retired {
 		return

@@ -46,16 +46,13 @@ type chain[S any] = atomic.Pointer[Node[S]]
 // Init prepares the table for at most max keys.
 func (t *Table[S]) Init(max int64) { t.seed, t.max = maphash.MakeSeed(), max }
 
-// HashOf returns the Hash that a node of key has.
-func (t *Table[S]) HashOf(key string) uint32 { return uint32(maphash.String(t.seed, key)) }
-
 // Len returns the number of keys.
 func (t *Table[S]) Len() int64 { return t.size.Load() }
 
 // Get returns the key's node, or nil. While a shard grows, Get may miss a node that is
 // there, so a caller that gets nil must call Find or GetOrMake.
 func (t *Table[S]) Get(key string) *Node[S] {
-	h := t.HashOf(key)
+	h := uint32(maphash.String(t.seed, key))
 	if chains := t.shards[h%shards].chains.Load(); chains != nil {
 		for n := of(*chains, h).Load(); n != nil; n = n.next.Load() {
 			if n.Hash == h && n.Key == key {
@@ -71,7 +68,7 @@ func (t *Table[S]) Find(key string) *Node[S] {
 	if n := t.Get(key); n != nil {
 		return n
 	}
-	s := &t.shards[t.HashOf(key)%shards]
+	s := &t.shards[uint32(maphash.String(t.seed, key))%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return t.Get(key)
@@ -81,7 +78,7 @@ func (t *Table[S]) Find(key string) *Node[S] {
 // if there is no room. It copies the key, whose bytes may be the caller's buffer. init
 // returns the node, or one of the key that was deleted and comes back. It must not use the table.
 func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S] {
-	h := t.HashOf(key)
+	h := uint32(maphash.String(t.seed, key))
 	s := &t.shards[h%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,8 +23,9 @@ func put(t *Table[string], key string) *Node[string] {
 // A key with another's hash is another key.
 func TestEqualHashes(t *testing.T) {
 	table := newTable(math.MaxInt64)
-	table.Delete(put(table, "a")) // makes the chains
-	h := table.HashOf("a")
+	made := put(table, "a")
+	table.Delete(made) // the chains stay
+	h := made.Hash
 	of(*table.shards[h%shards].chains.Load(), h).Store(&Node[string]{Key: "b", Hash: h})
 	assert.Nil(t, table.Get("a"))
 	assert.Nil(t, table.Find("a"))
@@ -112,7 +113,7 @@ func TestNode(t *testing.T) {
 	table := newTable(9)
 	buffer := []byte("abc")
 	n := table.GetOrMake(string(buffer[:2]), func(n *Node[string]) *Node[string] {
-		assert.Equal(t, table.HashOf("ab"), n.Hash)
+		assert.NotZero(t, n.Hash)
 		assert.Nil(t, table.Get("ab"))
 		n.State = "set"
 		return n

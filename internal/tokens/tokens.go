@@ -56,8 +56,14 @@ func (t *Tokens) Held() int64 {
 
 // Spent is how many tokens requests have used over the account's life.
 func (t *Tokens) Spent() int64 {
-	_, back := t.Account.Unconfirmed()
-	return t.Account.Balance - t.Held() - back
+	n := t.Account.Balance - t.Reserved
+	if w := t.Lease.Load(); w != nil {
+		n -= w.Stock.Load()
+	}
+	if o := t.Account.open; o != nil {
+		n -= o.back
+	}
+	return n
 }
 
 // Empty reports whether nothing is held, and the store has confirmed all debt and all that has gone back.
