@@ -8,6 +8,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // This file has the one frame of every store call: how long it may take, what its end says
@@ -140,6 +141,7 @@ func (c caller) Send(f *key.Fetch) {
 // Call makes the call of f within ctx and the timeout, and applies its end.
 func (c caller) Call(ctx context.Context, timeout time.Duration, f *key.Fetch) error {
 	call := storeCall{l: c.l, shard: f.Shard, q: &f.Req, StoreCall: StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason}}
+	call.trip.Ordered = f.Ordered
 	err := call.run(ctx, timeout)
 	err = f.End(call.trip, call.reply, err)
 	call.report()
@@ -180,7 +182,7 @@ func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool, pas
 // a key that was forgotten since, if that window is still open. It is sent once.
 func (l *Limiter) overdraw(ctx context.Context, k *key.Key, c key.Charge, n int64) error {
 	limit := k.Limit.Load().Plain()
-	q := backend.Statement{Key: l.env.Stored(k.Name()), Limit: limit, Window: c.Window, Change: n, Detached: true}
+	q := backend.Statement{Key: placement.Named(l.name, k.Name()), Limit: limit, Window: c.Window, Change: n, Detached: true}
 	q.Begin, q.End = key.Period(limit, c.Window.Time().Add(-time.Millisecond)) // of that window, whatever the time is
 	if limit.Rolls {
 		q.Window.End, q.Change, q.Changes = 0, 0, []backend.Change{{Tokens: n}} // now

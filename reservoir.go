@@ -49,6 +49,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/inflight"
 	"github.com/go-reservoir/reservoir/internal/key"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
@@ -345,7 +346,7 @@ func (l *Limiter) Check(ctx context.Context, key string) (Result, error) {
 	if r, special := specialAnswer(limit); special {
 		return r, nil
 	}
-	call := l.newCall("check", &backend.Statement{Key: l.env.Stored(key), Limit: limit.Plain()})
+	call := l.newCall("check", &backend.Statement{Key: placement.Named(l.name, key), Limit: limit.Plain()})
 	if !call.shard.MayCheck() {
 		return Result{}, l.failed(ctx, call.shard.OpenError())
 	}
@@ -472,7 +473,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if _, special := specialAnswer(limit); special {
 		return nil
 	}
-	call := l.newCall("reset", &backend.Statement{Key: l.env.Stored(key), Limit: limit.Plain()})
+	call := l.newCall("reset", &backend.Statement{Key: placement.Named(l.name, key), Limit: limit.Plain()})
 	if _, err := call.await(ctx, nil); err != nil {
 		return l.failed(ctx, err)
 	}
@@ -521,7 +522,7 @@ func (l *Limiter) Hold(ctx context.Context, key string, d time.Duration) error {
 // holdOutside is Hold for a key that has no room in memory.
 func (l *Limiter) holdOutside(ctx context.Context, name string, limit backend.Limit, d time.Duration) error {
 	for try := 1; ; try++ {
-		q := backend.Statement{Key: l.env.Stored(name), Limit: limit.Plain(), Hold: (d + time.Millisecond - 1).Truncate(time.Millisecond), Detached: true}
+		q := backend.Statement{Key: placement.Named(l.name, name), Limit: limit.Plain(), Hold: (d + time.Millisecond - 1).Truncate(time.Millisecond), Detached: true}
 		call := l.newCall("sync", &q)
 		q.Begin, q.End = key.Period(limit, call.shard.Clock())
 		call.Cause = string(next.Hold)
@@ -558,6 +559,6 @@ func (l *Limiter) Refresh(ctx context.Context, key string) error {
 	if _, ok := l.store.(backend.Listener); !ok {
 		return &StoreError{Op: "publish", Class: backend.Rejected, Err: backend.ErrNoListener}
 	}
-	_, err := l.newCall("publish", &backend.Statement{Key: l.env.Stored(key)}).await(ctx, nil)
+	_, err := l.newCall("publish", &backend.Statement{Key: placement.Named(l.name, key)}).await(ctx, nil)
 	return cmp.Or(l.failed(ctx, err), asked)
 }

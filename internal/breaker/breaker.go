@@ -17,9 +17,8 @@ import (
 // Breaker is the state of one shard. The zero Breaker is closed: calls go to the shard.
 // It is safe for concurrent use. Times are nanoseconds of the owner's clock.
 type Breaker struct {
-	Open atomic.Bool // calls are withheld; written by Record
-
-	lead atomic.Int64 // see Lead, without slop
+	Open atomic.Bool  // calls are withheld; written by Record
+	Lead atomic.Int64 // ns: the mean time from ordering a batch to having it, four deviations, and Slop; written by ObserveLead
 
 	mu        sync.Mutex
 	failures  int // in a row
@@ -173,8 +172,8 @@ func (b *Breaker) Report(hook func(Change)) {
 	b.changes = nil
 }
 
-// slop is added to the lead time for the scheduling of goroutines.
-const slop = time.Millisecond
+// Slop is added to the lead time for the scheduling of goroutines. It is all of it before the first call.
+const Slop = time.Millisecond
 
 // ObserveLead records how long it took from ordering a batch to having it. The estimate is that of TCP for round trips (RFC
 // 6298: smoothed mean and mean deviation).
@@ -187,8 +186,5 @@ func (b *Breaker) ObserveLead(d time.Duration) {
 		b.dev += (max(b.mean-d, d-b.mean) - b.dev) / 4
 		b.mean += (d - b.mean) / 8
 	}
-	b.lead.Store(int64(b.mean + 4*b.dev))
+	b.Lead.Store(int64(b.mean + 4*b.dev + Slop))
 }
-
-// Lead is the mean time from ordering a batch to having it, plus four deviations and slop. It takes no lock.
-func (b *Breaker) Lead() time.Duration { return time.Duration(b.lead.Load()) + slop }

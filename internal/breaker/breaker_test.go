@@ -242,13 +242,12 @@ func TestReportInOrder(t *testing.T) {
 // TestLead: the mean and four mean deviations, as TCP estimates a round trip.
 func TestLead(t *testing.T) {
 	var b Breaker
-	assert.Equal(t, time.Millisecond, b.Lead())
 	b.ObserveLead(8 * time.Millisecond)
-	assert.Equal(t, (8+4*4+1)*time.Millisecond, b.Lead())
+	assert.Equal(t, (8+4*4+1)*time.Millisecond, time.Duration(b.Lead.Load()))
 	b.ObserveLead(16 * time.Millisecond) // the deviation is 4 + (8-4)/4, the mean 8 + 8/8
-	assert.Equal(t, (9+4*5+1)*time.Millisecond, b.Lead())
+	assert.Equal(t, (9+4*5+1)*time.Millisecond, time.Duration(b.Lead.Load()))
 	b.ObserveLead(1 * time.Millisecond) // 5 + (8-5)/4, 9 - 8/8
-	assert.Equal(t, (8+4*5+3+1)*time.Millisecond, b.Lead())
+	assert.Equal(t, (8+4*5+3+1)*time.Millisecond, time.Duration(b.Lead.Load()))
 }
 
 // TestRejectionsAreWatched: from the first one on a probe is to find out, when the shard

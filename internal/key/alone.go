@@ -8,6 +8,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/denial"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
@@ -18,7 +19,7 @@ import (
 // name, because a Result keeps the key.
 func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
 	at := &node{Key: strings.Clone(name)} // its Hash only says which counter of Counts.Extra it uses
-	e.init(at, e.Shard(e.Stored(name)), limit)
+	e.init(at, e.Shard(placement.Named(e.Name, name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)
 	if k.phase = retired; n <= limit.Tokens && k.shard.Open.Load() {
@@ -59,7 +60,7 @@ func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
 	if n > limit.Tokens {
 		return a, k.env.TooMuch(*limit)
 	}
-	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: k.env.Stored(k.node.Key), Limit: limit.Plain(), Need: n}}
+	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: placement.Named(k.env.Name, k.node.Key), Limit: limit.Plain(), Need: n}}
 	if a.Req.Begin, a.Req.End = Period(*limit, k.shard.Clock()); limit.Rolls {
 		a.Req.Within = k.env.Timeout
 	}

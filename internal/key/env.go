@@ -83,9 +83,6 @@ type Caller interface {
 	Call(ctx context.Context, timeout time.Duration, f *Fetch) error
 }
 
-// Stored is the key in the store.
-func (s *Settings) Stored(key string) string { return placement.Named(s.Name, key) }
-
 // init makes the key of node n, on that shard.
 func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 	k := &n.State
@@ -100,7 +97,7 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room. A key that is leaving this counter comes
 // back, because the first statement of another account would make void what this one gives back.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
-	s := e.Shard(e.Stored(name)) // without the table's lock
+	s := e.Shard(placement.Named(e.Name, name)) // without the table's lock
 	var back *Key
 	n := e.Table.GetOrMake(name, func(n *node) *node {
 		if back = e.leavers.take(name, limit); back != nil {
@@ -157,6 +154,67 @@ func (e *Env) Empty() bool {
 	e.leavers.mu.Lock()
 	defer e.leavers.mu.Unlock()
 	return len(e.leavers.keys) == 0 && e.Table.Len() == 0
+}
+
+// leavers are the keys that have left their counter for another one, or because their limit is special now. They are
+// in memory until the store has confirmed what they gave back, but no request finds them.
+type leavers struct {
+	mu   sync.Mutex
+	keys map[counter]*Key
+}
+
+// mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
+const mostLeavers = 4096
+
+// add adds a key, unless there are too many.
+func (l *leavers) add(k *Key) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.keys) >= mostLeavers {
+		return false
+	}
+	if l.keys == nil {
+		l.keys = make(map[counter]*Key)
+	}
+	l.keys[counter{k.node.Key, k.Limit.Load().Counter()}] = k
+	return true
+}
+
+// remove removes a key, unless it was taken.
+func (l *leavers) remove(k *Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := (counter{k.node.Key, k.Limit.Load().Counter()}); l.keys[c] == k {
+		delete(l.keys, c)
+	}
+}
+
+// take removes and returns the key that leaves the counter of a limit, or nil.
+func (l *leavers) take(name string, limit backend.Limit) *Key {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.keys) == 0 {
+		return nil
+	}
+	c := counter{name, limit.Counter()}
+	k := l.keys[c]
+	delete(l.keys, c)
+	return k
+}
+
+// all calls yield with every key, without the lock.
+func (l *leavers) all(yield func(*Key) bool) {
+	l.mu.Lock()
+	keys := make([]*Key, 0, len(l.keys))
+	for _, k := range l.keys {
+		keys = append(keys, k)
+	}
+	l.mu.Unlock()
+	for _, k := range keys {
+		if !yield(k) {
+			return
+		}
+	}
 }
 
 // The pauses of a caller or a key that asks again. They double.

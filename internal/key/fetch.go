@@ -11,21 +11,22 @@ import (
 	"github.com/go-reservoir/reservoir/internal/demand"
 	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 )
 
 // Fetch is a statement to the store, from its order to the reply. The limiter sends it, and
 // calls its methods from one goroutine.
 type Fetch struct {
-	Req    backend.Statement
-	Cause  next.Cause
-	Reason string // for the size of the batch
-	Shard  *Shard
+	Req     backend.Statement
+	Cause   next.Cause
+	Reason  string // for the size of the batch
+	Shard   *Shard
+	Ordered int64 // time of the order, before its goroutine was scheduled; 0 of a probe
 
 	k       *Key   // nil of a probe
 	asks    bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
 	last    uint64 // sequence number of the last caller that it was sized for
-	ordered int64  // time of the order, before its goroutine was scheduled
 	slot    slot
 	holds   int64          // until when the statement holds the key; 0 = it does not
 	holders []chan<- error // who wait for that
@@ -39,7 +40,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 		k.findShard()
 	}
 	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
-	f := &Fetch{k: &k.node.State, Cause: why, ordered: now, Shard: k.shard, last: u.line.Last}
+	f := &Fetch{k: &k.node.State, Cause: why, Ordered: now, Shard: k.shard, last: u.line.Last}
 	u.fetch, f.asks = f, why != next.Charge && why != next.Return
 
 	// What goes back first: others may want it, or it would not be used.
@@ -77,7 +78,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 
 	// The account. After what goes back, which it states.
 	l := *k.Limit.Load()
-	q = backend.Statement{Key: k.env.Stored(k.node.Key), Client: k.env.Client, Limit: l.Plain(), Runs: alive}
+	q = backend.Statement{Key: placement.Named(k.env.Name, k.node.Key), Client: k.env.Client, Limit: l.Plain(), Runs: alive}
 	q.Leaving = k.phase >= leaving
 	if l.Calendar.Period != 0 {
 		q.Begin, q.End = Period(l, k.shard.Clock())
@@ -94,7 +95,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	switch {
 	case l.Rolls:
 		q.Pace = int64(u.demand.Uses(l, l.Window, now, k.demanded()))
-		q.Within = k.shard.Lead() * 5 / 4 << u.unserved // longer after a reply that came too late
+		q.Within = time.Duration(k.shard.Lead.Load()) * 5 / 4 << u.unserved // longer after a reply that came too late
 		if why == next.Renew {
 			_, q.After = k.Last()
 		}
@@ -143,7 +144,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 // sizes returns what sizes depend on besides the demand. alive says that the lease is.
 func (k *machine) sizes(now int64, alive bool) demand.Terms {
 	w, e, l := k.Lease.Load(), k.env, *k.Limit.Load()
-	t := demand.Terms{Policy: e.Sizing, Limit: l, Clients: int64(max(k.clients, 1)), Lead: k.shard.Lead(), Open: alive, Left: l.Window}
+	t := demand.Terms{Policy: e.Sizing, Limit: l, Clients: int64(max(k.clients, 1)), Lead: time.Duration(k.shard.Lead.Load()), Open: alive, Left: l.Window}
 	if e.Direct {
 		t.Kind = demand.Direct
 	}
@@ -178,11 +179,19 @@ func (f *Fetch) Begin() error {
 	return err
 }
 
-// Trip is how the call of a fetch has ended.
-type Trip struct {
-	Made      bool // it was made
-	Sent, End int64
-	Duration  time.Duration
+// Trip is how long the call of a fetch has taken.
+type Trip struct{ Ordered, Sent, End int64 }
+
+// connectTime is how long a call may take that nobody waits for, or that is among the first to a server: dial, TLS,
+// handshake and the first load of a script, on a far server.
+const connectTime = 2 * time.Second
+
+// Timeout is how long a call may take. Until one has ended, there is no connection, and to make one is no outage.
+func (s *Shard) Timeout() time.Duration {
+	if s.met.Load() {
+		return s.env.Timeout
+	}
+	return max(s.env.Timeout, connectTime)
 }
 
 // End applies the reply to f, or the error of its call, and serves the line. It returns the error of f.
@@ -223,7 +232,6 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			if u.astray = 0; f.holds != 0 {
 				f.said(u, nil)
 			}
-			f.Shard.ObserveLead(time.Duration(c.End - f.ordered))
 			waits := f.apply(c, &r, now)
 			if r.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
@@ -253,7 +261,7 @@ func (f *Fetch) failed(now int64, err error) {
 	u := k.inUse()
 	again := u.pause == 0 && lost(err)
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
-	if now-f.ordered >= int64(k.env.Timeout) {
+	if now-f.Ordered >= int64(k.env.Timeout) {
 		last = u.line.Last
 	}
 	if u.rejected = !Outage(err); f.asks { // others grant nothing
@@ -375,6 +383,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// What the store believes idle here.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
 	held, alive := k.Held(), w.Alive(now)
+	t, reorder := k.sizes(now, alive), int64(-1)
 	known := q.Idle + max(r.Grant-q.Need, 0)
 	switch {
 	case !hears:
@@ -418,7 +427,6 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 
 	// When to order the next batch. If the store grants only what is needed, the limit is too small for batches. If it grants less
 	// than half of the smallest batch, the limit runs out, and a caller may never come for the next.
-	t, reorder := k.sizes(now, alive), int64(-1)
 	orders := u.denial.State != denial.Denied && r.Remaining > 0
 	switch {
 	case !rolls:

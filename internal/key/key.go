@@ -19,6 +19,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/keytable"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/surplus"
 	"github.com/go-reservoir/reservoir/internal/tokens"
 	"github.com/go-reservoir/reservoir/internal/waiters"
@@ -203,7 +204,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 			}
 		}
 	}
-	alive := w.Alive(now)
+	alive := w != nil && now < w.Deadline.Load()
 	k.serve(now, alive, did.fresh)
 	if did.unserved != nil { // a fetch has ended whose reply was void, or whose grants came after the end of their window
 		switch first := u.line.First; {
@@ -379,12 +380,11 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
 	f.Ending = u.unserved > 0 && !f.Alive && !w.Doubted()
-	keeps := now < k.Until()
-	debt, returned := k.Account.Unconfirmed()
-	if keeps && debt > 0 {
+	debt, returned := k.Owed(now)
+	if debt > 0 {
 		f.Charge = max(u.charge, 1)
 	}
-	f.Unconfirmed = f.Unconfirmed || keeps && !rolls && returned > 0
+	f.Unconfirmed = f.Unconfirmed || !rolls && returned > 0
 	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
 	// What to order ahead. A held key would get nothing.
@@ -423,9 +423,9 @@ func (k *machine) look(now int64, alive bool) (n, at int64) {
 		return stock + back, 0
 	case now >= k.Until():
 		return 0, 0
-	case u.surplus.Recalled.End != 0 || k.env.Caller.Hears(k.env.Stored(k.node.Key)):
+	case u.surplus.Recalled.End != 0 || k.env.Caller.Hears(placement.Named(k.env.Name, k.node.Key)):
 		return u.surplus.Look(surplus.View{
-			Now: now, Window: w.Window, Rolls: rolls, Idle: min(k.idle(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: k.shard.Lead(), Short: k.short,
+			Now: now, Window: w.Window, Rolls: rolls, Idle: min(k.idle(), stock) + back, Tokens: l.Tokens, Length: l.Window, Lead: time.Duration(k.shard.Lead.Load()), Short: k.short,
 		})
 	}
 
@@ -504,6 +504,27 @@ func (k *machine) serve(now int64, alive, fresh bool) {
 	if k.shard.Open.Load() && !held { // the others get none
 		k.fallBack(u.line.Last, now, k.shard.OpenError())
 	}
+}
+
+// answer answers a request for n tokens.
+func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
+	w, l, d := k.Lease.Load(), k.Limit.Load(), &k.use.denial
+	a := Answer{Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window}
+	if w != nil {
+		a.Remaining = min(w.Remaining.Load()+w.Stock.Load()+k.Reserved, l.Tokens)
+		a.Of, a.Bucket, a.Reset = w.Window, w.Bucket, w.Window.Time()
+	}
+	if d.State == denial.Held {
+		a.Remaining, a.Shadowed, a.RetryAfter = 0, l.Shadow, time.Duration(max(d.Until-now, 1))
+		if end := time.Now().Add(a.RetryAfter); end.After(a.Reset) {
+			a.Reset = end
+		}
+	} else if allowed {
+		a.Charged = n
+	} else {
+		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*l))
+	}
+	return a
 }
 
 // exhaustedTimes is how much more rarely a key probes that has heard that the limit is used up. It hears of tokens that come back, too, unless

@@ -75,6 +75,7 @@ func (r *rig) Call(_ context.Context, _ time.Duration, f *Fetch) error {
 		reply, err = r.store.Sync(context.Background(), f.Req)
 	}
 	trip.End = r.env.Clock.Now()
+	f.Shard.ObserveLead(time.Duration(trip.End - f.Ordered))
 	return f.End(trip, reply, err)
 }
 

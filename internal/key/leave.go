@@ -1,12 +1,12 @@
 package key
 
 import (
-	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/surplus"
 )
 
@@ -52,7 +52,7 @@ func (k *Key) Heard() {
 			u.denial.Look = now
 			return changed
 		}
-		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(k.env.Stored(k.node.Key)), k.short, now, k.Limit.Load().Window) {
+		if k.phase == retired || u.demand == nil || !u.surplus.Hear(k.env.Caller.Hears(placement.Named(k.env.Name, k.node.Key)), k.short, now, k.Limit.Load().Window) {
 			return unchanged
 		}
 		u.denial.Open() // the same elsewhere may have brought some back
@@ -90,67 +90,6 @@ func (k *machine) void(now int64) effect {
 	u.held.unsaid = false
 	u.denial.Reset()
 	return changed
-}
-
-// leavers are the keys that have left their counter for another one, or because their limit is special now. They are
-// in memory until the store has confirmed what they gave back, but no request finds them.
-type leavers struct {
-	mu   sync.Mutex
-	keys map[counter]*Key
-}
-
-// mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
-const mostLeavers = 4096
-
-// add adds a key, unless there are too many.
-func (l *leavers) add(k *Key) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.keys) >= mostLeavers {
-		return false
-	}
-	if l.keys == nil {
-		l.keys = make(map[counter]*Key)
-	}
-	l.keys[counter{k.node.Key, k.Limit.Load().Counter()}] = k
-	return true
-}
-
-// remove removes a key, unless it was taken.
-func (l *leavers) remove(k *Key) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := (counter{k.node.Key, k.Limit.Load().Counter()}); l.keys[c] == k {
-		delete(l.keys, c)
-	}
-}
-
-// take removes and returns the key that leaves the counter of a limit, or nil.
-func (l *leavers) take(name string, limit backend.Limit) *Key {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.keys) == 0 {
-		return nil
-	}
-	c := counter{name, limit.Counter()}
-	k := l.keys[c]
-	delete(l.keys, c)
-	return k
-}
-
-// all calls yield with every key, without the lock.
-func (l *leavers) all(yield func(*Key) bool) {
-	l.mu.Lock()
-	keys := make([]*Key, 0, len(l.keys))
-	for _, k := range l.keys {
-		keys = append(keys, k)
-	}
-	l.mu.Unlock()
-	for _, k := range keys {
-		if !yield(k) {
-			return
-		}
-	}
 }
 
 // part makes the key leave its counter: the next request finds another key, or none. Callers in line start over.

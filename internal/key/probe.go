@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // This file has the probes of a shard: whether it answers again is asked by a timer, so that the end of an outage is noticed
@@ -20,18 +21,6 @@ type prober struct {
 	timer        *time.Timer // of the next probe, while the shard is watched
 	failed       string      // the key in the store of the call that failed last, to probe with
 	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
-}
-
-// connectTime is how long a call may take that nobody waits for, or that is among the first to a server: dial, TLS,
-// handshake and the first load of a script, on a far server.
-const connectTime = 2 * time.Second
-
-// Timeout is how long a call may take. Until one has ended, there is no connection, and to make one is no outage.
-func (s *Shard) Timeout() time.Duration {
-	if s.met.Load() {
-		return s.env.Timeout
-	}
-	return max(s.env.Timeout, connectTime)
 }
 
 // arm sets the timer for the next probe.
@@ -132,7 +121,7 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 			return effect{changed: !ok} // it stands in no line there
 		})
 		if ok {
-			return s.env.Stored(k.node.Key), true
+			return placement.Named(s.env.Name, k.node.Key), true
 		}
 	}
 	return "", false

@@ -187,27 +187,6 @@ func (k *machine) setReorder(t *demand.Terms, point int64) {
 	}
 }
 
-// answer answers a request for n tokens.
-func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
-	w, l, d := k.Lease.Load(), k.Limit.Load(), &k.use.denial
-	a := Answer{Allowed: allowed, Source: from, Limit: l.Tokens, Window: l.Window}
-	if w != nil {
-		a.Remaining = min(w.Remaining.Load()+w.Stock.Load()+k.Reserved, l.Tokens)
-		a.Of, a.Bucket, a.Reset = w.Window, w.Bucket, w.Window.Time()
-	}
-	if d.State == denial.Held {
-		a.Remaining, a.Shadowed, a.RetryAfter = 0, l.Shadow, time.Duration(max(d.Until-now, 1))
-		if end := time.Now().Add(a.RetryAfter); end.After(a.Reset) {
-			a.Reset = end
-		}
-	} else if allowed {
-		a.Charged = n
-	} else {
-		a.Shadowed, a.RetryAfter = l.Shadow, RetryAfter(time.Duration(w.Reset.Load()-now), tokens.Longest(*l))
-	}
-	return a
-}
-
 // Charge is what a request was charged.
 type Charge struct {
 	tokens.Charge
@@ -283,7 +262,7 @@ const chargePart = 20
 
 // chargeAt is when to state debt that is settled now.
 func (k *machine) chargeAt(now int64) int64 {
-	return min(now+int64(k.Limit.Load().Window)/chargePart, k.Until()-2*int64(k.shard.Lead()))
+	return min(now+int64(k.Limit.Load().Window)/chargePart, k.Until()-2*k.shard.Lead.Load())
 }
 
 // policy answers, by the failure policy, a request for which the store call failed with err.

@@ -10,6 +10,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/lane"
 	"github.com/go-reservoir/reservoir/internal/next"
+	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Shard is a part of the store that fails independently, or the whole store.
@@ -63,6 +64,7 @@ func (e *Env) Shard(stored string) *Shard {
 			e.ShardState(name, now)
 		}
 	}}
+	s.Lead.Store(int64(breaker.Slop))
 	s.lane.Init(paced, rest)
 	was, _ := e.shards.LoadOrStore(name, s)
 	return was.(*Shard)
@@ -175,6 +177,9 @@ func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutra
 			s.failedFor(stored)
 		}
 	}
+	if outcome == breaker.Answered && t.Ordered != 0 {
+		s.ObserveLead(time.Duration(t.End - t.Ordered))
+	}
 	watch, closed := s.Record(t.Sent, t.End, outcome, err)
 	if watch {
 		s.arm()
@@ -208,7 +213,7 @@ func (k *machine) findShard() {
 	if k.phase == retired {
 		return
 	}
-	if s := k.env.Shard(k.env.Stored(k.node.Key)); s != k.shard {
+	if s := k.env.Shard(placement.Named(k.env.Name, k.node.Key)); s != k.shard {
 		k.shard.keys.Add(-1)
 		s.keys.Add(1)
 		k.shard, k.inLine = s, 0

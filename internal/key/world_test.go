@@ -374,7 +374,8 @@ func (w *world) do(a action) error {
 		c := w.calls[n]
 		w.calls = slices.Delete(w.calls, n, n+1)
 		w.answers(p)
-		_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now, Duration: time.Duration(w.now - c.sent)}, c.reply, nil)
+		c.f.Shard.ObserveLead(time.Duration(w.now - c.f.Ordered))
+		_ = c.f.End(Trip{Sent: c.sent, End: w.now}, c.reply, nil)
 		p.env.Calls.End()
 	case loseStatement, loseReply:
 		w.left[0].lost--
@@ -534,7 +535,7 @@ func (w *world) fail(n int) {
 	c := w.calls[n]
 	w.calls = slices.Delete(w.calls, n, n+1)
 	again := c.f.k.use.pause == 0 // the first in a row: its callers get the next
-	_ = c.f.End(Trip{Made: true, Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
+	_ = c.f.End(Trip{Sent: c.sent, End: w.now}, backend.Reply{}, errLost)
 	for _, other := range w.procs[c.who].callers {
 		if !again && other.k == c.f.k && !other.stay && other.w.InLine && other.w.Seq <= c.f.last {
 			w.errors = append(w.errors, errors.New("a caller waits on, though the call for it has failed"))

@@ -72,11 +72,6 @@ type sum struct {
 	tokens  int64
 }
 
-func (s *sum) add(waiters int, n int64) {
-	s.waiters += waiters
-	s.tokens += int64(waiters) * min(n, most)
-}
-
 // count brings the exported counts up to date, from sums over the whole line and over its early part. Passing needs none: early
 // waiters stay.
 func (l *Line[R]) count() {
@@ -115,7 +110,8 @@ func (l *Line[R]) Push(w *Waiter[R]) {
 	if l.tail = w; l.fresh == nil {
 		l.fresh = w
 	}
-	if l.all.add(1, w.N); !w.Stays {
+	l.all.waiters++
+	if l.all.tokens += min(w.N, most); !w.Stays {
 		l.Passing++
 	}
 	l.count()
@@ -136,8 +132,10 @@ func (l *Line[R]) Remove(w *Waiter[R]) {
 	if l.fresh == w {
 		l.fresh = w.next
 	}
-	if l.all.add(-1, w.N); w.parked {
-		l.early.add(-1, w.N)
+	l.all.waiters--
+	if l.all.tokens -= min(w.N, most); w.parked {
+		l.early.waiters--
+		l.early.tokens -= min(w.N, most)
 	}
 	if !w.Stays {
 		l.Passing--
@@ -261,7 +259,8 @@ func (l *Line[R]) park(w *Waiter[R], ahead int64, to Windows, verdict func(*Wait
 	}
 	if !w.parked { // it is the first behind the early ones
 		w.parked, l.fresh = true, w.next
-		l.early.add(1, w.N)
+		l.early.waiters++
+		l.early.tokens += min(w.N, most)
 		l.inTime = min(l.inTime, latest(to, w, ahead))
 	}
 	l.count()
