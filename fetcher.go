@@ -128,14 +128,13 @@ type caller struct{ l *Limiter }
 
 // Send sends the statement under the fetch timeout. No caller's context ends it: that caller
 // may leave, and the others still need the fetch.
-func (c caller) Send(f *key.Fetch) {
+func (c caller) Send(f *key.Fetch, timeout time.Duration, err error) {
 	defer c.l.env.Calls.End()
-	f.Req.Detached = true
-	if err := f.Begin(); err != nil {
+	if f.Req.Detached = true; err != nil {
 		_ = f.End(key.Trip{}, backend.Reply{}, err)
 		return
 	}
-	_ = c.Call(context.Background(), f.Shard.Timeout(), f)
+	_ = c.Call(context.Background(), timeout, f)
 }
 
 // Call makes the call of f within ctx and the timeout, and applies its end.

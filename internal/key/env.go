@@ -75,9 +75,9 @@ type Caller interface {
 	// which may block.
 	Limit(key string) (backend.Limit, error)
 
-	// Send sends the fetch under the timeout, in a goroutine of its own, and then calls
-	// its End. Env.Calls counts the fetch already.
-	Send(f *Fetch)
+	// Send sends the fetch within the timeout, in a goroutine of its own, and then calls its End; if there is an err, it only ends it
+	// with that. Env.Calls counts the fetch already.
+	Send(f *Fetch, timeout time.Duration, err error)
 
 	// Call makes the call of f within ctx and the timeout, and then calls its End, whose error it returns.
 	Call(ctx context.Context, timeout time.Duration, f *Fetch) error
@@ -97,7 +97,11 @@ func (e *Env) init(n *node, s *Shard, limit backend.Limit) {
 // Make returns the key, which it makes if it is not in memory, or nil if there is no room. A key that is leaving this counter comes
 // back, because the first statement of another account would make void what this one gives back.
 func (e *Env) Make(name string, limit backend.Limit) *Key {
-	s := e.Shard(placement.Named(e.Name, name)) // without the table's lock
+	stored := "" // the only shard has them all
+	if e.Parts != nil {
+		stored = placement.Named(e.Name, name)
+	}
+	s := e.Shard(stored) // without the table's lock
 	var back *Key
 	n := e.Table.GetOrMake(name, func(n *node) *node {
 		if back = e.leavers.take(name, limit); back != nil {
@@ -113,6 +117,27 @@ func (e *Env) Make(name string, limit backend.Limit) *Key {
 		return nil
 	}
 	return &n.State
+}
+
+// Shard returns the shard that a key of the store is on now, without I/O. It is looked up before each call, because a cluster
+// has no shards until its first answer, and its slots move.
+func (e *Env) Shard(stored string) *Shard {
+	var name string
+	if e.Parts != nil {
+		name = e.Parts.Shard(stored)
+	}
+	if s, ok := e.shards.Load(name); ok {
+		return s.(*Shard)
+	}
+	s := &Shard{Name: name, env: e, Changed: func(now breaker.Change) {
+		if e.ShardState != nil {
+			e.ShardState(name, now)
+		}
+	}}
+	s.Lead.Store(int64(breaker.Slop))
+	s.lane.Init(paced, rest)
+	was, _ := e.shards.LoadOrStore(name, s)
+	return was.(*Shard)
 }
 
 // Find returns the key if it is in memory, or nil.

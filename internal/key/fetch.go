@@ -363,7 +363,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if !recall.Served {
 		k.inUse()
 	}
-	waits = u.denial.Await(recall, now)
+	if !recall.Served || u.denial.State != denial.Open || u.denial.Ask != 0 { // else nobody was called, nor has to be
+		waits = u.denial.Await(recall, now)
+	}
 
 	if k.Lease.Load() != nil { // else nothing is charged, and so no window is open
 		f.expect(c, r, now, debt, rest, waits)
@@ -382,7 +384,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 
 	// What the store believes idle here.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
-	held, alive := k.Held(), w.Alive(now)
+	held, alive := k.Reserved+w.Stock.Load(), now < w.Deadline.Load()
 	t, reorder := k.sizes(now, alive), int64(-1)
 	known := q.Idle + max(r.Grant-q.Need, 0)
 	switch {

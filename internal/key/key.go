@@ -139,7 +139,7 @@ func (k *Key) event(change func(now int64) effect) (sent bool) {
 	defer k.mu.Unlock()
 	f := k.step(k.env.Clock.Now(), change) // read under the lock, because served callers must be in time now
 	if f != nil {
-		go k.env.Caller.Send(f)
+		go func() { k.env.Caller.Send(f, f.Shard.Timeout(), f.Begin()) }()
 	}
 	return f != nil
 }
@@ -232,8 +232,15 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if w != nil && u.fetch == nil && (u.demand != nil || k.phase >= leaving || k.env.Direct) { // a reply may bring what others want
 		idle, look = k.look(now, alive)
 	}
+	var debt, back int64
+	if w != nil {
+		debt, back = k.Owed(now)
+	}
 	facts := k.facts(now, alive, did)
-	facts.Surplus, facts.Look = idle, look
+	if facts.Surplus, facts.Look = idle, look; debt > 0 {
+		facts.Charge = max(u.charge, 1)
+	}
+	facts.Unconfirmed = k.phase == leaving || back > 0 && !k.Limit.Load().Rolls // what is unspent of a bucket goes along with the next statement
 	why, class, at := next.Step(facts)
 	for why != next.None && class != next.AtOnce && !k.takeSlot(&did.slot, class, facts.Open) {
 		facts.InLine = k.inLine // now only what is more urgent
@@ -351,14 +358,14 @@ const (
 // bucket is the length of a bucket of a rolling limit.
 func bucket(window time.Duration) time.Duration { return window / backend.Buckets }
 
-// facts returns all facts of the key on which its next call depends, but what lies idle. It changes nothing.
+// facts returns all facts of the key on which its next call depends, but what lies idle and what the store has not confirmed. It changes nothing.
 func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	w, u, l, rolls := k.Lease.Load(), k.use, k.Limit.Load(), k.Limit.Load().Rolls
 	f := next.Facts{
 		Now: now, Closed: k.env.Closed.Load(), Open: k.shard.Open.Load(), InLine: k.inLine, InFlight: u.fetch != nil,
 		Active: u.line.Active, Passing: u.line.Passing, Parked: u.line.Parked,
 		Denied: u.denial.Until, Probe: did.probe > 0, Alive: alive,
-		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Unconfirmed: k.phase == leaving, Recalled: u.surplus.Recalled.End != 0,
+		Backoff: u.backoff, Rejected: u.rejected, Spread: u.spread, Recalled: u.surplus.Recalled.End != 0,
 	}
 	if u.denial.State == denial.Recalled {
 		f.Recall = u.denial.Ask
@@ -380,11 +387,6 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
 	f.Ending = u.unserved > 0 && !f.Alive && !w.Doubted()
-	debt, returned := k.Owed(now)
-	if debt > 0 {
-		f.Charge = max(u.charge, 1)
-	}
-	f.Unconfirmed = f.Unconfirmed || !rolls && returned > 0
 	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
 
 	// What to order ahead. A held key would get nothing.

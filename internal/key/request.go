@@ -47,7 +47,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 	k.event(func(now int64) effect {
 		u, l, lease := k.use, k.Limit.Load(), k.Lease.Load()
 		stay := stay && !l.Shadow // nobody waits for a limit in shadow
-		alive := lease.Alive(now)
+		alive := lease != nil && now < lease.Deadline.Load()
 		switch {
 		case k.env.Closed.Load():
 			v.Err = ErrClosed

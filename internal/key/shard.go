@@ -49,27 +49,6 @@ const (
 // for how many keys WithLimits' function is called because of messages.
 const CallsAtOnce = 32
 
-// Shard returns the shard that a key of the store is on now, without I/O. It is looked up before each call, because a cluster
-// has no shards until its first answer, and its slots move.
-func (e *Env) Shard(stored string) *Shard {
-	var name string
-	if e.Parts != nil {
-		name = e.Parts.Shard(stored)
-	}
-	if s, ok := e.shards.Load(name); ok {
-		return s.(*Shard)
-	}
-	s := &Shard{Name: name, env: e, Changed: func(now breaker.Change) {
-		if e.ShardState != nil {
-			e.ShardState(name, now)
-		}
-	}}
-	s.Lead.Store(int64(breaker.Slop))
-	s.lane.Init(paced, rest)
-	was, _ := e.shards.LoadOrStore(name, s)
-	return was.(*Shard)
-}
-
 // Shards calls yield with every shard.
 func (e *Env) Shards(yield func(*Shard) bool) {
 	e.shards.Range(func(_, s any) bool { return yield(s.(*Shard)) })

@@ -106,7 +106,7 @@ type late struct {
 
 func (p *proc) Hears(string) bool                   { return !p.deaf }
 func (p *proc) Limit(string) (backend.Limit, error) { return p.limit, nil }
-func (p *proc) Send(*Fetch)                         {} // the world does, when it is chosen
+func (p *proc) Send(*Fetch, time.Duration, error)   {} // the world does, when it is chosen
 
 func (p *proc) Call(context.Context, time.Duration, *Fetch) error { return nil } // of a probe: none is made
 
@@ -672,9 +672,6 @@ func (w *world) collect() error {
 				continue
 			}
 			w.calls = append(w.calls, &call{who: i, f: k.use.fetch, sent: w.now})
-			if err := k.use.fetch.Begin(); err != nil {
-				return err
-			}
 		}
 		if p.dying {
 			p.expired += p.env.Counts.Expired.Load() - p.counted

@@ -89,7 +89,6 @@ func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S
 		t.size.Add(-1)
 		return nil
 	}
-	n := init(&Node[S]{Key: strings.Clone(key), Hash: h})
 
 	// Double the chains, so that there are never more nodes than chains. Each node is pushed onto its new chain. A reader
 	// at that node goes on along the new chain and may miss the rest of the old one. The reader cannot go round in circles,
@@ -113,8 +112,9 @@ func (t *Table[S]) GetOrMake(key string, init func(n *Node[S]) *Node[S]) *Node[S
 		s.chains.Store(chains)
 	}
 
-	// Push it. It points to the rest of its chain before a reader can find it.
+	// Push the new one. It points to the rest of its chain before a reader can find it.
 	to := of(*chains, h)
+	n := init(&Node[S]{Key: strings.Clone(key), Hash: h})
 	n.next.Store(to.Load())
 	to.Store(n)
 	s.size++
