@@ -2,11 +2,13 @@ package docs_test
 
 import (
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -45,4 +47,24 @@ func TestEvidence(t *testing.T) {
 		}
 		require.True(t, found, "no test %s", m[1])
 	}
+}
+
+// DESIGN.md names types with their methods and fields, and functions with their packages. All exist.
+func TestDesignNames(t *testing.T) {
+	code, names := files(t, ".go"), 0
+	for _, m := range regexp.MustCompile("`([A-Za-z]+)\\.([A-Za-z]+)`").FindAllStringSubmatch(documents(t)["DESIGN.md"], -1) {
+		if m[2] == "md" || m[2] == "go" {
+			continue
+		}
+		names++
+		method := regexp.MustCompile(`(?m)^func \(\w* ?\*?` + m[1] + `(\[\w+\])?\) ` + m[2] + `\(`)
+		field := regexp.MustCompile(`(?ms)^type ` + m[1] + ` struct \{.*?^\t(\w+, )*` + m[2] + `\b.*?^\}`)
+		function := regexp.MustCompile(`(?m)^(func ` + m[2] + `\(|(type|const|var) ` + m[2] + `\b|\t` + m[2] + ` += )`)
+		found := false
+		for name, text := range code {
+			found = found || strings.Contains(text, m[2]) && (method.MatchString(text) || field.MatchString(text) || path.Base(path.Dir(name)) == m[1] && function.MatchString(text))
+		}
+		assert.True(t, found, "%s: no such name", m[0])
+	}
+	require.Greater(t, names, 30)
 }
