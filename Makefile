@@ -92,6 +92,10 @@ everyday: ## Simulate the limits that most people have, beside the committed tab
 rolling: ## Simulate rolling limits, each with its bar. ROWS=all KEEP=1.
 	cd test/fleet && go test -count=1 -timeout=30m -run='^TestRolling$$' -rolling='$(ROWS)' -seed=$(SEED) $(if $(KEEP),-keep=../results/rolling.txt)
 
+.PHONY: provider
+provider: ## Simulate fleets under a provider's limit, beside redis_rate and back-off: a table in test/results. SEED=1.
+	cd test/provider && go test -count=1 -timeout=1h -run='^TestProvider$$' -seed=$(SEED) -results=../results
+
 # AGAINST is a commit, by default the last tag. REMARK is for the head of the table.
 AGAINST :=
 REMARK  :=
