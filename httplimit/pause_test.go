@@ -288,16 +288,16 @@ func TestTransportRetriesUntilTheContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &provider{refuse: -1, status: 429, headers: []string{"Retry-After", "60"}}
 		rt := &httplimit.Transport{Limiter: open(t, reservoir.PerHour(600)), Base: p, Retries: 9}
-		try := func(ctx context.Context) (error, time.Duration) {
+		try := func(ctx context.Context) (time.Duration, error) {
 			begin := time.Now()
 			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://example.com", nil)
 			require.NoError(t, err)
 			_, err = rt.RoundTrip(r)
-			return err, time.Since(begin)
+			return time.Since(begin), err
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 		defer cancel()
-		err, took := try(ctx)
+		took, err := try(ctx)
 		assert.ErrorIs(t, err, reservoir.ErrDeadline)
 		assert.Zero(t, took, "at once: the pause is longer")
 		assert.Len(t, p.came, 1)
@@ -305,13 +305,13 @@ func TestTransportRetriesUntilTheContextEnds(t *testing.T) {
 
 		ctx, cancel = context.WithCancel(t.Context())
 		time.AfterFunc(90*time.Second, cancel)
-		err, took = try(ctx)
+		took, err = try(ctx)
 		assert.ErrorIs(t, err, context.Canceled)
 		assert.Equal(t, 90*time.Second, took)
 		assert.Len(t, p.came, 2)
 
 		rt.Base = broken{}
-		err, _ = try(t.Context())
+		_, err = try(t.Context())
 		assert.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	})
 }

@@ -117,7 +117,6 @@ func (c *Client) hold(ctx context.Context, key string, err error) {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {
 			d := min(info.GetRetryDelay().AsDuration(), cmp.Or(c.MaxHold, 24*time.Hour), backend.MaxWindow)
 			_ = c.Limiter.Hold(ctx, key, d) // nothing, if d is 0 or less, or there is no key
-
 		}
 	}
 }
