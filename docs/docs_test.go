@@ -46,6 +46,7 @@ var elsewhere = []string{
 	"SECURITY.md acl limiter", "SECURITY.md acl check", "SECURITY.md acl more",
 	"examples/apiserver/README.md sh",
 	"examples/llmgateway/README.md sh",
+	"examples/provider/README.md sh",
 	"README.md go",
 }
 
