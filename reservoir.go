@@ -437,7 +437,7 @@ func (l *Limiter) Settle(ctx context.Context, r Result, used int64) error {
 // the request, so that what an outage cost is told in one place.
 func (l *Limiter) overrun(ctx context.Context, r *Result, n int64) error {
 	forgotten := r.Source == Fallback || r.of.Overrun(n)
-	if k := l.env.Find(r.of.Name()); forgotten && r.Source != Fallback && k != nil && k != r.of && k.Counts(r.of) {
+	if k := l.env.Find(r.of.Name()); forgotten && r.Source != Fallback && k != nil && k != r.of && key.SameCounter(k.Limit.Load(), r.of.Limit.Load()) {
 		forgotten = k.Overrun(n)
 	}
 	closed := l.env.Closed.Load()
@@ -478,7 +478,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return l.failed(ctx, err)
 	}
 	if k := l.env.Find(key); k != nil {
-		k.Reset(call.reply.Window)
+		k.Hear(backend.Message{Kind: backend.Voided, Counter: limit.Counter(), Window: call.reply.Window})
 	}
 	return nil
 }

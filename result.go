@@ -212,7 +212,7 @@ func (c caller) Limit(name string) (backend.Limit, error) {
 	}
 	if limit.Tokens == key.BlockTokens {
 		if k := c.l.env.Find(name); k != nil {
-			k.Relimit(backend.Limit(limit))
+			k.Relimit(backend.Limit(limit), key.Told, nil)
 		}
 	}
 	return backend.Limit(limit).At(time.Now()), nil

@@ -378,8 +378,8 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bool) {
 	k, q, rolls := f.k, &f.Req, f.k.Limit.Load().Rolls
 	u, w, l := k.use, k.Lease.Load(), *k.Limit.Load()
-	if u.charge != 0 { // debt settled during the fetch can wait, too
-		u.charge = k.chargeAt(now)
+	if u.owes != 0 { // debt settled during the fetch can wait, too
+		u.owes = now
 	}
 
 	// What the store believes idle here.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/denial"
 )
 
@@ -88,16 +87,3 @@ func (h *held) tell(err error) {
 
 // clockDrift bounds how much two clocks differ in speed: 500 parts in a million.
 const clockDrift = 2000
-
-// heldBy is the event of a message that the key is held. It may be forged, so it only makes the key ask: nothing is spent before a reply.
-func (k *machine) heldBy(m backend.Message, now int64) effect {
-	u, w := k.inUse(), k.Lease.Load()
-	if u.denial.State == denial.Held && (u.held.unsaid || m.Window.End <= u.held.ends) {
-		return unchanged
-	}
-	if w != nil {
-		w.Doubt(now)
-	}
-	u.denial.Reset()
-	return changed
-}

@@ -85,7 +85,7 @@ type use struct {
 	due    int64 // when timer fires
 	spread int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
 	trip   int64 // how long the last call took
-	charge int64 // when to state debt at the latest; 0 = at once
+	owes   int64 // since when debt is settled, which may wait for chargePart of the window; 0 = it may not
 	quiet  int64 // until when a rolling limit orders nothing ahead, because it would get nothing
 
 	backoff  int64          // after a failed fetch, the earliest time of the next
@@ -238,11 +238,13 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	}
 	facts := k.facts(now, alive, did)
 	if facts.Surplus, facts.Look = idle, look; debt > 0 {
-		facts.Charge = max(u.charge, 1)
+		if facts.Charge = 1; u.owes != 0 { // early enough for a second try
+			facts.Charge = max(min(u.owes+int64(k.Limit.Load().Window)/chargePart, k.Until()-2*k.shard.Lead.Load()), 1)
+		}
 	}
 	facts.Unconfirmed = k.phase == leaving || back > 0 && !k.Limit.Load().Rolls // what is unspent of a bucket goes along with the next statement
 	why, class, at := next.Step(facts)
-	for why != next.None && class != next.AtOnce && !k.takeSlot(&did.slot, class, facts.Open) {
+	for why != next.None && class != next.AtOnce && !k.shard.takeSlot(&k.node.State, &did.slot, class, facts.Open) {
 		facts.InLine = k.inLine // now only what is more urgent
 		why, class, at = next.Step(facts)
 	}
@@ -270,6 +272,19 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 // tick is the event that the key's timer fires.
 func (k *Key) tick() {
 	k.event(func(int64) effect { k.use.due = 0; return changed })
+}
+
+// findShard looks up the shard that the key is on now. Without Parts it is always the one that the key was made with. A forgotten key is on
+// none.
+func (k *machine) findShard() {
+	if k.phase == retired {
+		return
+	}
+	if s := k.env.Shard(placement.Named(k.env.Name, k.node.Key)); s != k.shard {
+		k.shard.keys.Add(-1)
+		s.keys.Add(1)
+		k.shard, k.inLine = s, 0
+	}
 }
 
 // inUse makes the key one in use: what is known of its use outlasts the step from now on. Whatever is not to be forgotten calls it. Most keys

@@ -149,7 +149,7 @@ func TestPhases(t *testing.T) {
 		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
 			r.ask(t, k, 1)
-			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute})
+			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute}, Told, nil)
 		}, "open", true},
 		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
 			r.other(t, 1000)
@@ -179,17 +179,17 @@ func TestPhases(t *testing.T) {
 		{"a limit of another length, and no answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
 			r.away.Store(true)
-			k.Relimit(hourly)
+			k.Relimit(hourly, Told, nil)
 			assert.Nil(t, r.env.Find("k"))
 		}, "leaving", true},
 		{"the same, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
-			k.Relimit(hourly)
+			k.Relimit(hourly, Told, nil)
 			time.Sleep(2 * time.Millisecond)
 		}, "retired", true},
 		{"a block, and the answer", func(t *testing.T, r *rig, k *Key) {
 			r.ask(t, k, 1)
-			k.Relimit(backend.Limit{Tokens: BlockTokens})
+			k.Relimit(backend.Limit{Tokens: BlockTokens}, Told, nil)
 			time.Sleep(2 * time.Millisecond)
 		}, "retired", true},
 		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, "retired", true},
@@ -306,7 +306,7 @@ func TestLeavers(t *testing.T) {
 				}
 			}
 			r.away.Store(true)
-			k.Relimit(hourly)
+			k.Relimit(hourly, Told, nil)
 			require.Nil(t, r.env.Find("k"))
 			figures, kept := k.Figures()
 			require.Equal(t, !full, kept)

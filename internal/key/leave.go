@@ -20,10 +20,23 @@ func (k *Key) Hear(m backend.Message) {
 		current := w != nil && (w.Window == m.Window || rolls)
 		switch {
 		case k.phase == retired || m.Counter != k.Limit.Load().Counter():
-		case m.Kind == backend.Voided:
-			return k.voided(m.Window, now)
-		case m.Kind == backend.Held:
-			return k.heldBy(m, now)
+		case m.Kind == backend.Voided: // a Reset has voided the window, and with it all of its generation and before
+			if k.inUse(); u.voided == m.Window || w != nil && w.Window.Gen > m.Window.Gen { // or it would void the reply that the first one has caused
+				return unchanged
+			}
+			if u.voided = m.Window; u.fetch != nil { // its reply may still name it
+				u.fetch.void = m.Window.Gen + 1
+			}
+			return k.void(now)
+		case m.Kind == backend.Held: // it may be forged, so it only makes the key ask: nothing is spent before a reply
+			if k.inUse(); u.denial.State == denial.Held && (u.held.unsaid || m.Window.End <= u.held.ends) {
+				return unchanged
+			}
+			if w != nil {
+				w.Doubt(now)
+			}
+			u.denial.Reset()
+			return changed
 		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
 			k.inUse().surplus.Recall(m.Window, rolls)
 			return changed
@@ -60,24 +73,6 @@ func (k *Key) Heard() {
 	})
 }
 
-// Reset leaves the window that a Reset has voided: nothing of it is spent or refused any more. The next caller opens another.
-func (k *Key) Reset(void backend.Window) {
-	k.event(func(now int64) effect { return k.voided(void, now) })
-}
-
-// voided is the event that a Reset has voided a window, and with it all of its generation and before. A reply that is on its way
-// may still name it. A message that comes again says nothing new: it would void the reply that the first one has caused.
-func (k *machine) voided(of backend.Window, now int64) effect {
-	u, w := k.inUse(), k.Lease.Load()
-	if u.voided == of || w != nil && w.Window.Gen > of.Gen {
-		return unchanged
-	}
-	if u.voided = of; u.fetch != nil {
-		u.fetch.void = of.Gen + 1
-	}
-	return k.void(now)
-}
-
 // void ends what is known of the window, which a Reset has voided: nothing of it is spent, refused or
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
 // window, so that a false message does no harm.
@@ -92,23 +87,6 @@ func (k *machine) void(now int64) effect {
 	return changed
 }
 
-// part makes the key leave its counter: the next request finds another key, or none. Callers in line start over.
-func (k *machine) part(now int64) effect {
-	if k.phase == retired || k.parted {
-		return unchanged
-	}
-	u := k.use
-	k.parted, k.phase = true, leaving
-	if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *k.Limit.Load(), u.share, now) {
-		u.share = nil
-	}
-	u.denial.Open()
-	k.orphan = !k.env.leavers.add(&k.node.State)
-	k.env.Table.Delete(k.node) // not before, or another key of the counter could be made
-	u.line.Since(0, func(c *waiter) { u.line.Notify(c, Verdict{Next: StartOver}) })
-	return changed
-}
-
 // comeBack is the event that a request has found the key among those that leave, under a limit of the same counter, and has put it
 // into the table again. Until then requests that find it there start over.
 func (k *Key) comeBack(limit backend.Limit) {
@@ -119,7 +97,7 @@ func (k *Key) comeBack(limit backend.Limit) {
 		k.parted, k.phase = false, active
 		return changed
 	})
-	k.Relimit(limit)
+	k.Relimit(limit, Told, nil)
 }
 
 // leave lets the key be forgotten, after a last statement if one is needed.

@@ -247,7 +247,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		debt := k.Tokens.Overrun(n, now)
 		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
 		if debt > 0 && was == 0 {
-			k.inUse().charge = k.chargeAt(now)
+			k.inUse().owes = now
 		}
 		return effect{changed: debt > 0}
 	})
@@ -259,11 +259,6 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 
 // chargePart divides the window. Settled debt may wait that long for a statement.
 const chargePart = 20
-
-// chargeAt is when to state debt that is settled now.
-func (k *machine) chargeAt(now int64) int64 {
-	return min(now+int64(k.Limit.Load().Window)/chargePart, k.Until()-2*k.shard.Lead.Load())
-}
 
 // policy answers, by the failure policy, a request for which the store call failed with err.
 // If err is no *backend.Error, it is the answer. Callers that stay and are not admitted get
@@ -365,7 +360,7 @@ func (k *Key) AskLimit(f *Fetch) (backend.Limit, error) {
 	asked := e.asks.Add(1)
 	limit, err := e.Caller.Limit(k.node.Key)
 	if err == nil {
-		k.relimit(limit, func(u *use) bool { return asked > u.asked || PlanOf(limit) == Blocked }, f)
+		k.Relimit(limit, asked, f)
 	}
 	return limit, err
 }
@@ -382,21 +377,32 @@ func (k *Key) Refresh() error {
 	return err
 }
 
-// Relimit makes limit the key's limit.
-func (k *Key) Relimit(limit backend.Limit) {
-	k.relimit(limit, func(*use) bool { return true }, nil)
-}
+// Told is the number of a limit that nobody has asked for: it counts whatever was asked before.
+const Told = math.MaxUint64
 
-// relimit makes limit the key's limit, if it counts, and brings f up to date. One that counts in another counter, or in none, is not this
-// key's: it leaves. A caller in line that wants more than the limit has gets ErrExceedsLimit or, in shadow, passes.
-func (k *Key) relimit(limit backend.Limit, counts func(*use) bool, f *Fetch) {
+// Relimit makes limit the key's limit, unless it answers a question before the last that counts, and brings f up to date; f may be nil. One
+// that counts in another counter, or in none, is not this key's: it leaves its own, the next request finds another key, or none, and
+// callers in line start over. A caller in line that wants more than the limit has gets ErrExceedsLimit or, in shadow, passes.
+func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 	var orphan bool
 	k.event(func(now int64) (did effect) {
 		u, was := k.use, k.Limit.Load()
 		switch {
-		case !counts(u):
-		case PlanOf(limit) != Counted || !sameCounter(&limit, was):
-			did = k.part(now)
+		case asked <= u.asked && PlanOf(limit) != Blocked:
+		case PlanOf(limit) != Counted || !SameCounter(&limit, was):
+			if k.parted || k.phase == retired {
+				break
+			}
+			k.parted, k.phase, did = true, leaving, changed
+			if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *was, u.share, now) {
+				u.share = nil
+			}
+			u.denial.Open()
+			// First it stands among those that leave, or a request could make another key of this counter, whose first statement
+			// would make void what this one gives back.
+			k.orphan = !k.env.leavers.add(&k.node.State)
+			k.env.Table.Delete(k.node)
+			u.line.Since(0, func(c *waiter) { u.line.Notify(c, Verdict{Next: StartOver}) })
 		default:
 			limit := limit
 			limit.Calendar = was.Calendar // the zone may be another pointer

@@ -10,7 +10,6 @@ import (
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/lane"
 	"github.com/go-reservoir/reservoir/internal/next"
-	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
 // Shard is a part of the store that fails independently, or the whole store.
@@ -68,12 +67,12 @@ func (s slot) release() {
 	}
 }
 
-// takeSlot takes the slot that a call of that class needs, which is not made at once, unless has is one already. If
+// takeSlot takes the slot that a call of that class of key k needs, which is not made at once, unless has is one already. If
 // none is free, or the circuit is open, the key stands in line, and takeSlot reports false. A key
 // in the line of the rest may come forward: its turn is then the earlier one in both lines, and the
-// later one finds that it needs no call.
-func (k *machine) takeSlot(has *slot, class next.Class, open bool) bool {
-	s, first := k.shard, class == next.Callers
+// later one finds that it needs no call. It is called under the key's lock.
+func (s *Shard) takeSlot(k *Key, has *slot, class next.Class, open bool) bool {
+	first := class == next.Callers
 	if !open && has.shard != nil {
 		return true
 	}
@@ -82,17 +81,20 @@ func (k *machine) takeSlot(has *slot, class next.Class, open bool) bool {
 		return true
 	}
 	k.inLine = class
-	s.lane.Push(&k.node.State, first)
+	s.lane.Push(k, first)
 	s.Resume() // the circuit may have closed, or a slot become free, in between
 	return false
 }
 
-// leaveLine records that the key has left the line of s, where it may not be any more.
-func (k *machine) leaveLine(s *Shard) {
-	if k.shard == s {
-		k.inLine = 0
-	}
-	k.findShard()
+// leftLine is the event that k has left the line of s, where it may not be any more.
+func (s *Shard) leftLine(k *Key, did effect) (sent bool) {
+	return k.event(func(int64) effect {
+		if k.shard == s {
+			k.inLine = 0
+		}
+		k.findShard()
+		return did
+	})
 }
 
 // goOn gives free slots to the keys in line. A key whose turn has come may need no call any
@@ -103,7 +105,7 @@ func (s *Shard) goOn() {
 		if !ok {
 			return
 		}
-		if !k.event(func(int64) effect { k.leaveLine(s); return effect{changed: true, slot: slot{s, first}} }) {
+		if !s.leftLine(k, effect{changed: true, slot: slot{s, first}}) {
 			s.lane.Free(first)
 		}
 	}
@@ -120,7 +122,7 @@ func (s *Shard) SetClock(now int64) { s.ahead.Store(int64(time.Until(time.UnixMi
 func (s *Shard) LineUp() {
 	keys := s.lane.Clear()
 	for _, k := range keys {
-		k.event(func(int64) effect { k.leaveLine(s); return unchanged })
+		s.leftLine(k, unchanged)
 	}
 	for _, k := range keys { // not before, or a key that stood in both lines would come to stand twice in one
 		k.event(func(int64) effect { return effect{changed: k.phase != retired} })
@@ -184,17 +186,4 @@ func (s *Shard) OpenError() error {
 	}
 	s.outage.Store(&outageError{cause, e})
 	return e
-}
-
-// findShard looks up the shard that the key is on now. Without Parts it is always the one that the key was made with. A forgotten key is on
-// none.
-func (k *machine) findShard() {
-	if k.phase == retired {
-		return
-	}
-	if s := k.env.Shard(placement.Named(k.env.Name, k.node.Key)); s != k.shard {
-		k.shard.keys.Add(-1)
-		s.keys.Add(1)
-		k.shard, k.inLine = s, 0
-	}
 }

@@ -54,9 +54,9 @@ func Period(limit backend.Limit, t time.Time) (begin, end int64) {
 	return from.UnixMilli(), to.UnixMilli()
 }
 
-// sameCounter reports whether the two limits count in one counter of a key; see backend.Limit.Counter. A program may load
+// SameCounter reports whether the two limits count in one counter of a key; see backend.Limit.Counter. A program may load
 // its time zone anew each time.
-func sameCounter(a, b *backend.Limit) bool {
+func SameCounter(a, b *backend.Limit) bool {
 	switch {
 	case a.Rolls != b.Rolls || a.Calendar.Period != b.Calendar.Period:
 		return false
@@ -75,6 +75,3 @@ func (e *Env) TooMuch(limit backend.Limit) Verdict {
 	}
 	return Verdict{Err: ErrExceedsLimit}
 }
-
-// Counts reports whether other, which may be forgotten, counted in the same counter.
-func (k *Key) Counts(other *Key) bool { return sameCounter(k.Limit.Load(), other.Limit.Load()) }

@@ -559,7 +559,7 @@ func (w *world) relimit(p *proc) {
 	s := w.of(p.limit.Counter())
 	s.log.Limit = max(s.log.Limit, p.limit.Tokens)
 	if k := p.env.Find("k"); k != nil {
-		k.Relimit(p.limit)
+		k.Relimit(p.limit, Told, nil)
 	}
 }
 
@@ -569,7 +569,7 @@ func (w *world) ask(who int, n int64, stay bool) {
 	for range 4 {
 		k := p.env.Make("k", p.limit)
 		if !slices.Contains(p.keys, k) {
-			if s := w.of(k.Limit.Load().Counter()); slices.ContainsFunc(p.keys, func(other *Key) bool { return other.Counts(k) }) {
+			if s := w.of(k.Limit.Load().Counter()); slices.ContainsFunc(p.keys, func(other *Key) bool { return SameCounter(other.Limit.Load(), k.Limit.Load()) }) {
 				s.stays = true
 			}
 			p.keys = append(p.keys, k)
