@@ -8,8 +8,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
+	"github.com/go-reservoir/reservoir/httplimit"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 )
 
@@ -46,7 +49,9 @@ func gateOn(t *testing.T, server *redistest.Server, model string, change func(li
 	t.Cleanup(func() { _ = store.Close() })
 	b, err := newBudget(store, [3]reservoir.Limit{reservoir.PerHour(limits[0]), reservoir.PerHour(limits[1]), reservoir.PerDay(limits[2], nil)}, append(opts, reservoir.WithFetchTimeout(5*time.Second))...)
 	require.NoError(t, err)
-	g := &gateway{budget: b, reserve: reserve, model: model}
+	upstream, client, err := toModel(store, 1_000_000)
+	require.NoError(t, err)
+	g := &gateway{budget: b, reserve: reserve, model: model, client: client}
 	mux := http.NewServeMux()
 	mux.Handle("POST "+path, g)
 	front := httptest.NewServer(mux)
@@ -54,6 +59,7 @@ func gateOn(t *testing.T, server *redistest.Server, model string, change func(li
 		front.Close() // after all settlements
 		http.DefaultClient.CloseIdleConnections()
 		require.NoError(t, b.close(context.Background()))
+		require.NoError(t, upstream.Close(context.Background()))
 	})
 	return gated{g, front.URL}
 }
@@ -329,4 +335,74 @@ func TestModelRefuses(t *testing.T) {
 		require.Equal(t, want == http.StatusTooManyRequests, resp.Header.Get("Retry-After") == "7")
 		require.Equal(t, [3]int64{1, 0, 0}, g.used())
 	}
+}
+
+// refusing is a model server that refuses its first request, and notes when others come.
+type refusing struct {
+	mu   sync.Mutex
+	came []time.Time
+}
+
+func (m *refusing) RoundTrip(r *http.Request) (*http.Response, error) {
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil { // as a network's transport
+		trace.GetConn("")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.came = append(m.came, time.Now())
+	w := httptest.NewRecorder()
+	if len(m.came) == 1 {
+		w.Header().Set("Retry-After", "30")
+		w.WriteHeader(http.StatusTooManyRequests)
+	} else {
+		standIn{words: 3, before: func(int64) {}}.ServeHTTP(w, r)
+	}
+	return w.Result(), nil
+}
+
+// If the model server says when to come back, no process sends before. A client that leaves meanwhile pays for no tokens.
+func TestModelPausesAllProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, model, all := memstore.New(), &refusing{}, []*gateway{}
+		for range 3 {
+			b, err := newBudget(store, [3]reservoir.Limit{reservoir.PerHour(1000), reservoir.PerHour(100_000), reservoir.PerDay(1_000_000_000, nil)})
+			require.NoError(t, err)
+			l, client, err := toModel(store, 600)
+			require.NoError(t, err)
+			client.Transport.(*httplimit.Transport).Base = model
+			all = append(all, &gateway{b, mostOutput, "http://model", client})
+			defer func() {
+				require.NoError(t, b.close(context.Background()))
+				require.NoError(t, l.Close(context.Background()))
+			}()
+		}
+		ask := func(ctx context.Context, g *gateway) *httptest.ResponseRecorder {
+			r := httptest.NewRequestWithContext(ctx, http.MethodPost, path, strings.NewReader(completion(9)))
+			r.Header.Set("Authorization", "Bearer sk-acme")
+			w := httptest.NewRecorder()
+			g.ServeHTTP(w, r)
+			return w
+		}
+		begin := time.Now()
+		first := ask(t.Context(), all[0])
+		require.Equal(t, http.StatusTooManyRequests, first.Code)
+		require.Equal(t, "30", first.Header().Get("Retry-After"))
+		synctest.Wait()
+		var asking sync.WaitGroup
+		for i, g := range all {
+			asking.Go(func() {
+				assert.Equal(t, http.StatusOK, ask(t.Context(), g).Code)
+				at := time.Since(begin)
+				assert.InDelta(t, 30*time.Second, at, float64(100*time.Millisecond), "process %d", i)
+			})
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		before := gated{all[1], ""}.used()[1]
+		require.NotEqual(t, http.StatusOK, ask(ctx, all[1]).Code)
+		require.Len(t, model.came, 1, "it has not been sent")
+		asking.Wait()
+		require.Len(t, model.came, 4)
+		require.Equal(t, 3+sung, gated{all[1], ""}.used()[1]-before)
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"os/signal"
@@ -42,6 +43,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	addr := f.String("addr", "localhost:8080", "where to listen")
 	redis := f.String("redis", "", "URL of a Redis server that counts for all processes; none: count in this process")
 	model := f.String("model", "", "URL of the model server; none: one that stands in, in this process")
+	allowed := f.Int64("model-limit", 6000, "requests a minute that the model server allows to all processes together")
 	reserve := f.Uint("reserve", mostOutput, "output tokens to reserve for a stream, if it may have as many; more is charged as it streams")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -59,6 +61,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	upstream, client, err := toModel(store, *allowed)
+	if err != nil {
+		return fmt.Errorf("-model-limit: %w", err)
+	}
 	listener, err := net.Listen("tcp", *addr)
 	if err != nil {
 		return err
@@ -70,7 +76,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return errors.New("-model: want a URL with a host")
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST "+path, &gateway{b, int64(min(*reserve, mostOutput)), *model})
+	mux.Handle("POST "+path, &gateway{b, int64(min(*reserve, mostOutput)), *model, client})
 	mux.Handle("POST /stand-in"+path, standIn{words: 50, before: func(int64) { time.Sleep(20 * time.Millisecond) }})
 	server, failed := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}, make(chan error, 1)
 	fmt.Fprintf(out, "listening on http://%s\n", listener.Addr())
@@ -81,7 +87,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 40*time.Second)
 	defer cancel()
-	return errors.Join(err, server.Shutdown(last), b.close(last)) // streams end first
+	return errors.Join(err, server.Shutdown(last), b.close(last), upstream.Close(last)) // streams end first
 }
 
 // prices has the models that may be called, and accounts the owners of API keys. The
@@ -98,6 +104,16 @@ type gateway struct {
 	budget  *budget
 	reserve int64  // tokens of output, at most, for a stream
 	model   string // the server's URL
+	client  *http.Client
+}
+
+// toModel returns a client for the model server, which keeps to the limit that the server sets for all processes, and its limiter. If the
+// server refuses nevertheless, by 429 with Retry-After, all processes leave it alone until then.
+func toModel(store backend.Store, requests int64) (*reservoir.Limiter, *http.Client, error) {
+	l, err := reservoir.New(store, reservoir.PerMinute(requests), reservoir.WithName("model"), reservoir.WithFailLocal(0.1))
+	return l, &http.Client{Transport: &httplimit.Transport{
+		Limiter: l, Key: func(*http.Request) string { return "account" }, // ours at the model server
+	}}, err
 }
 
 // ServeHTTP charges an estimate, forwards the request, and settles the real use.
@@ -147,11 +163,13 @@ func describe(h http.Header, r *reservoir.GroupResult) {
 
 // forward sends the request to the model server and records its use in c.
 func (g *gateway) forward(w http.ResponseWriter, r *http.Request, q request, c *charge) {
-	up, _ := http.NewRequestWithContext(r.Context(), http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body)) // run has checked the URL
-	up.Header = http.Header{"Content-Type": {"application/json"}}                                                  // and a key of our own
-	resp, err := http.DefaultClient.Do(up)
-	if err == nil && resp.StatusCode != http.StatusOK || err != nil && r.Context().Err() == nil {
-		c.in = 0 // an error costs nothing; but if the client has left, the model may have read the input
+	sent := false // to the model server; before, it waits in line
+	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GetConn: func(string) { sent = true }})
+	up, _ := http.NewRequestWithContext(ctx, http.MethodPost, g.model+r.URL.Path, bytes.NewReader(q.body)) // run has checked the URL
+	up.Header = http.Header{"Content-Type": {"application/json"}}                                          // and a key of our own
+	resp, err := g.client.Do(up)
+	if err == nil && resp.StatusCode != http.StatusOK || err != nil && (!sent || r.Context().Err() == nil) {
+		c.in = 0 // an error costs nothing; but if the client has left since, the model may have read the input
 	}
 	if err != nil {
 		fail(w, http.StatusBadGateway, "server_error", "the model server does not answer")
