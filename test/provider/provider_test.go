@@ -45,7 +45,7 @@ const (
 	workers   = 50                    // of all processes
 	apart     = 20 * time.Millisecond // from here to the provider, one way
 	rtt       = time.Millisecond      // to the store and back
-	hearing   = 2 * rtt               // who hears a 429 tells the store, which tells the others, who ask
+	hearing   = 3 * rtt               // who hears a 429 tells the store when a statement under way is over; that tells the others, who ask
 )
 
 // scenario is a provider.
