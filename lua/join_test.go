@@ -105,4 +105,5 @@ func TestJoined(t *testing.T) {
 func TestRecallPart(t *testing.T) {
 	require.Contains(t, write, fmt.Sprintf("part = want > 0 and (used >= limit or grant < need or grant == 0), (length - length %% %[1]d) / %[1]d", backend.RecallPart))
 	require.Contains(t, write, "ms - at >= part")
+	require.Contains(t, rollIdle, fmt.Sprintf("ms - at < floor(length / %d)", backend.RecallPart))
 }

@@ -401,7 +401,7 @@ elseif short and how % 8 >= 4 and out > 0 and calls < 4 then
   kind, again, calls = 1, true, calls + 1
 elseif used >= limit and grant < need and told == 0 and out == 0 and held == 0 then
   kind, told = 2, 1
-elseif told > 0 and used < limit and ms - told >= math.min(part, 250) then
+elseif told > 0 and used < limit and ms - told >= math.min((length - length % 20) / 20, 250) then
   kind, told, sample, crowd = 3, ms, -64, math.max(4, math.min(rest, 32))  -- of some that are drawn with repetition
 end
 

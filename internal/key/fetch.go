@@ -41,7 +41,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	}
 	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
 	f := &Fetch{k: &k.node.State, Cause: why, Ordered: now, Shard: k.shard, last: u.line.Last}
-	u.fetch, f.asks = f, why != next.Charge && why != next.Return
+	u.fetch, f.asks = f, why != next.Charge && why != next.Return && why != next.Hold
 
 	// What goes back first: others may want it, or it would not be used.
 	switch why {
@@ -106,9 +106,9 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = free
 	}
-	if u.held.unsaid && u.denial.State == denial.Held { // the hold, of which the store has not heard
-		q.Hold = (time.Duration(u.denial.Until-now) + time.Millisecond - 1).Truncate(time.Millisecond)
-		f.holds, f.holders, u.held.holders = u.denial.Until, u.held.holders, nil
+	if u.held.unsaid > now && u.denial.State == denial.Held { // the hold, of which the store has not heard
+		q.Hold = (time.Duration(u.held.unsaid-now) + time.Millisecond - 1).Truncate(time.Millisecond)
+		f.holds, f.holders, u.held.holders = u.held.unsaid, u.held.holders, nil
 	}
 
 	// What to ask for. The store must grant all that the first caller in line lacks, or nothing.
@@ -226,6 +226,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			u.held.holders = append(f.holders, u.held.holders...)
 			if k.inUse().astray++; u.astray == MaxAstray {
 				u.astray, err = 0, ErrorAstray()
+				u.held.tell(err)
 				f.failed(now, err)
 			}
 		default:
@@ -339,7 +340,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 
 	// A hold, during which nothing is granted or called. Its end is the latest that it may be, because to send a moment early is worse than
 	// a moment late. Before the recall and the denial, which a held key does not change.
-	is, old := u.denial.State == denial.Held, c.Sent < u.held.since || u.held.unsaid
+	is, old := u.denial.State == denial.Held, c.Sent < u.held.since || u.held.unsaid != 0
 	switch {
 	case r.Held > 0:
 		until := now + int64(r.Held) + int64(r.Held)/clockDrift
@@ -348,7 +349,9 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		}
 		k.hold(now, until)
 		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
+		u.held.sure = max(u.held.sure, c.Sent+int64(r.Held)-int64(r.Held)/clockDrift)
 	case is && !old: // a Reset has ended it, or the store's clock is faster
+		u.held.forget(nil)
 		u.denial.Reset()
 	}
 

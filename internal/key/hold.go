@@ -2,6 +2,7 @@ package key
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/go-reservoir/reservoir/internal/denial"
@@ -14,8 +15,9 @@ import (
 type held struct {
 	since   int64          // a reading that was requested before does not know of it
 	ends    int64          // by the store's clock, Unix ms, as a reply has said; 0 = none has
-	unsaid  bool           // the store has not heard: each statement says it
-	holders []chan<- error // callers who wait until it has
+	sure    int64          // the store surely holds until then
+	unsaid  int64          // until when somebody here holds the key, of which the store has not heard: each statement says it; 0 = it knows all
+	holders []chan<- error // callers who wait until it has heard
 }
 
 // Hold is the event that somebody holds the key for d from now. It is held here at once. Hold returns when the store knows, or the error of the
@@ -23,22 +25,22 @@ type held struct {
 func (k *Key) Hold(ctx context.Context, d time.Duration) (forgotten bool, err error) {
 	told := make(chan error, 1)
 	k.event(func(now int64) effect {
-		u, until := k.use, now+int64(d)
+		u, until := k.use, now+int64(max(d, time.Millisecond)) // to which stores round it up
 		switch {
 		case k.phase == retired || k.parted:
 			forgotten = true
 			return unchanged
-		case u.denial.State == denial.Held && u.denial.Until >= until && !u.held.unsaid: // it lasts longer already
+		case u.denial.State == denial.Held && u.held.sure >= until: // it lasts longer already
 			told <- nil
 			return unchanged
 		}
 		k.phase = active
 		k.findShard()
+		u.held.since, u.held.unsaid, u.held.holders = now, max(u.held.unsaid, until), append(u.held.holders, told)
 		if u.denial.State == denial.Held {
 			until = max(until, u.denial.Until)
 		}
 		k.hold(now, until)
-		u.held.since, u.held.unsaid, u.held.holders = now, true, append(u.held.holders, told)
 		return changed
 	})
 	if forgotten {
@@ -68,11 +70,13 @@ func (k *machine) hold(now, until int64) {
 // said ends a statement that may have said a hold: the store has heard it, or has not because of err. A hold that was made longer since is
 // said again.
 func (f *Fetch) said(u *use, err error) {
-	if u.denial.Until <= f.holds && err == nil {
-		u.held.unsaid = false
+	if err == nil {
+		if u.held.sure = max(u.held.sure, f.holds); u.held.unsaid <= f.holds {
+			u.held.unsaid = 0
+		}
 	}
 	u.held.holders = append(f.holders, u.held.holders...)
-	if err != nil || !u.held.unsaid {
+	if err != nil || u.held.unsaid == 0 {
 		u.held.tell(err)
 	}
 }
@@ -84,6 +88,15 @@ func (h *held) tell(err error) {
 	}
 	h.holders = nil
 }
+
+// forget ends a hold that is over, or that a Reset has ended. Who still waits until the store has heard gets err.
+func (h *held) forget(err error) {
+	h.sure, h.unsaid = 0, 0
+	h.tell(err)
+}
+
+// errHoldOver is the cause for a caller of Hold whose hold was over before the store could be told.
+var errHoldOver = errors.New("the hold was over before the store could be told")
 
 // clockDrift bounds how much two clocks differ in speed: 500 parts in a million.
 const clockDrift = 2000

@@ -177,6 +177,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
 			w.Reset.Store(w.Latest)
 		}
+		u.held.forget(&backend.Error{Op: "sync", Class: backend.Unavailable, Err: errHoldOver})
 		turned = true
 	}
 	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
@@ -325,8 +326,8 @@ func (k *machine) demanded() int64 {
 }
 
 // publish gives the hot path the tokens that the line does not need, and lets it refuse
-// while the key is denied. While a fetch is in flight for callers in line, tokens stay
-// reserved and nobody is refused without the lock, because the fetch may bring enough.
+// while the key is denied. While a fetch is in flight for callers in line, or they wait for a recall, tokens stay
+// reserved, or a newcomer would pass them, and nobody is refused without the lock, because there may soon be enough.
 func (k *machine) publish() {
 	u := k.use
 	if u.denial.State == denial.Held { // nothing is spent. What outlasts the window is refused under the lock, which needs no lease
@@ -337,7 +338,7 @@ func (k *machine) publish() {
 		k.Withhold(until)
 		return
 	}
-	if u.fetch != nil && u.line.Active > 0 {
+	if u.line.Active > 0 && (u.fetch != nil || u.denial.State == denial.Recalled) {
 		return
 	}
 	until := u.denial.Until
@@ -386,7 +387,7 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 		f.Recall = u.denial.Ask
 	}
 	if u.denial.State == denial.Held {
-		f.Held, f.Denied, f.Unsaid = true, min(u.denial.Until, u.denial.Look), u.held.unsaid
+		f.Held, f.Denied, f.Unsaid = true, min(u.denial.Until, u.denial.Look), u.held.unsaid > now
 	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1

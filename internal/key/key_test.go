@@ -474,3 +474,30 @@ func TestShardCountsItsKeys(t *testing.T) {
 		require.Zero(t, old.keys.Load()+r.shard.keys.Load())
 	})
 }
+
+// TestPatience: callers in line wait for tokens that were called from a process that does not answer, for a 20th of the window, but for
+// the timeout of a call at most.
+func TestPatience(t *testing.T) {
+	for _, row := range []struct{ window, timeout, want time.Duration }{
+		{time.Minute, 100 * time.Millisecond, 100 * time.Millisecond},
+		{time.Minute, time.Hour, 3 * time.Second},
+		{2 * time.Second, 100 * time.Millisecond, 100 * time.Millisecond},
+		{time.Second, 100 * time.Millisecond, 50 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			limit := backend.Limit{Tokens: 1000, Window: row.window}
+			r := newRig(limit)
+			r.env.Timeout, r.hears = row.timeout, true
+			_, err := r.store.Sync(t.Context(), backend.Statement{Key: "k", Client: "dead.1", Life: 1, Seq: 1, Limit: limit, Want: 1000, Hints: backend.Hints{Exact: true}})
+			require.NoError(t, err)
+			k := r.env.Make("k", limit)
+			begin := time.Now()
+			require.False(t, r.ask(t, k, 1).Allowed, "all lies idle elsewhere")
+			const trip = time.Millisecond // of the first reply in vain, and of the last
+			assert.InDelta(t, row.want+2*trip, time.Since(begin), float64(trip), "%v, %v", row.window, row.timeout)
+			r.env.Closed.Store(true)
+			k.Retire(false)
+			<-r.env.Calls.Close()
+		})
+	}
+}

@@ -29,7 +29,7 @@ func (k *Key) Hear(m backend.Message) {
 			}
 			return k.void(now)
 		case m.Kind == backend.Held: // it may be forged, so it only makes the key ask: nothing is spent before a reply
-			if k.inUse(); u.denial.State == denial.Held && (u.held.unsaid || m.Window.End <= u.held.ends) {
+			if k.inUse(); u.denial.State == denial.Held && (u.held.unsaid != 0 || m.Window.End <= u.held.ends) {
 				return unchanged
 			}
 			if w != nil {
@@ -82,7 +82,7 @@ func (k *machine) void(now int64) effect {
 		w.Doubt(now)
 	}
 	u.surplus = surplus.Surplus{}
-	u.held.unsaid = false
+	u.held.forget(nil)
 	u.denial.Reset()
 	return changed
 }
@@ -113,7 +113,7 @@ func (k *machine) leave(now int64) {
 // share the key and space their probes by the number of clients, or because of a hold of which the store has not heard.
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
-	if k.use.held.unsaid {
+	if k.use.held.unsaid != 0 {
 		return true
 	}
 	if now >= k.Until() && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
@@ -176,7 +176,7 @@ func (k *Key) Visit() {
 			mark += uint64(u.share.admitted)
 		}
 		k.node.Tag = uint32(mark^mark>>32) | 1
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid {
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid != 0 {
 			return unchanged
 		}
 		k.leave(now)

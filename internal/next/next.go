@@ -153,8 +153,11 @@ func Step(f Facts) (why Cause, class Class, again int64) {
 	}
 
 	// A hold. All others may send until the store knows.
-	if f.Unsaid && due(AtOnce, f.Backoff) {
-		return Hold, AtOnce, Never
+	if f.Unsaid {
+		if due(AtOnce, f.Backoff) {
+			return Hold, AtOnce, Never
+		}
+		again = min(again, f.Denied) // nobody waits longer until the store has heard
 	}
 
 	// The account, while its window is open.

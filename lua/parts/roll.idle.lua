@@ -15,7 +15,7 @@ if limiter ~= '' then
     crowd = rest > 32 and 32 or rest > 4 and rest or 4
   elseif need > grant then
     local bucket = floor(length / 20)
-    if out > 0 and ms - at < bucket then waits = out end  -- those who were called may still answer
+    if out > 0 and ms - at < floor(length / 20) then waits = out end  -- those who were called may still answer
     if others > 0 then                                 -- in vain, mostly, while tokens are short: so less and less often
       if ms - told > 2 * bucket then calls = 0 end
       told = ms
