@@ -657,6 +657,7 @@ func TestShareOutlivesRecovery(t *testing.T) {
 			time.Sleep(10 * time.Minute)
 		}
 		require.EqualValues(t, 100, byPolicy[first])
+		require.Len(t, byPolicy, 2, "an hour and a half: each other window of the policy would be a further share")
 		for reset, n := range byPolicy {
 			require.LessOrEqual(t, n, int64(100), reset)
 		}
@@ -665,11 +666,13 @@ func TestShareOutlivesRecovery(t *testing.T) {
 
 // … nor does it bring another share that the key's limit is another one in between.
 func TestShareOutlivesLeaving(t *testing.T) {
-	for what, other := range map[string]reservoir.Limit{"blocked": reservoir.Block(), "unlimited": reservoir.Unlimited(), "another length": reservoir.PerMinute(1000)} {
+	for what, other := range map[string]reservoir.Limit{
+		"blocked": reservoir.Block(), "unlimited": reservoir.Unlimited(), "another length": reservoir.PerMinute(1000), "blocked for longer": reservoir.Block(),
+	} {
 		inBubble(t, what, func(t *testing.T) {
 			net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(1000))
-			net.Always(testnet.Refuse)
 			l := open(t, net, reservoir.PerHour(1000), limit.option(), reservoir.WithFailLocal(0.1))
+			net.Always(testnet.Refuse)
 			var reset time.Time
 			for round := range 5 {
 				for range 200 {
@@ -683,6 +686,12 @@ func TestShareOutlivesLeaving(t *testing.T) {
 				require.EqualValues(t, 100, l.Stats().Overdrawn)
 				limit.set(other)
 				require.Error(t, l.Refresh(bg, "k"), "no message goes out, but this process has asked")
+				if what == "blocked for longer" { // until the store answers, so that the key is forgotten
+					net.Faults(nil)
+					time.Sleep(time.Minute)
+					require.Zero(t, l.Stats().Keys)
+					net.Always(testnet.Refuse)
+				}
 				limit.set(reservoir.PerHour(1000))
 			}
 			time.Sleep(time.Until(reset) + time.Second)
