@@ -58,11 +58,12 @@ func TestDesignNames(t *testing.T) {
 		}
 		names++
 		method := regexp.MustCompile(`(?m)^func \(\w* ?\*?` + m[1] + `(\[\w+\])?\) ` + m[2] + `\(`)
-		field := regexp.MustCompile(`(?ms)^type ` + m[1] + ` struct \{.*?^\t(\w+, )*` + m[2] + `\b.*?^\}`)
+		body := regexp.MustCompile(`(?ms)^type ` + m[1] + ` struct \{.*?^\}`)
+		field := regexp.MustCompile(`(?m)^\t(\w+, )*` + m[2] + `\b`)
 		function := regexp.MustCompile(`(?m)^(func ` + m[2] + `\(|(type|const|var) ` + m[2] + `\b|\t` + m[2] + ` += )`)
 		found := false
 		for name, text := range code {
-			found = found || strings.Contains(text, m[2]) && (method.MatchString(text) || field.MatchString(text) || path.Base(path.Dir(name)) == m[1] && function.MatchString(text))
+			found = found || strings.Contains(text, m[2]) && (method.MatchString(text) || field.MatchString(body.FindString(text)) || path.Base(path.Dir(name)) == m[1] && function.MatchString(text))
 		}
 		assert.True(t, found, "%s: no such name", m[0])
 	}
