@@ -404,11 +404,10 @@ func TestModelPausesAllProcesses(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		before := gated{all[1], ""}.used()[1]
 		require.NotEqual(t, http.StatusOK, ask(ctx, all[1]).Code)
 		require.Equal(t, 1, model.requests(), "it has not been sent")
 		asking.Wait()
 		require.Equal(t, 4, model.requests())
-		require.Equal(t, 3+sung, gated{all[1], ""}.used()[1]-before)
+		require.Equal(t, [3]int64{2, 3 + sung, prices["large"].of(sung, 3)}, gated{all[1], ""}.used())
 	})
 }
