@@ -3,6 +3,8 @@ package docs_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/httplimit"
 )
 
 // The code of the guides that is in no package's Example.
@@ -67,6 +70,26 @@ func Example_llmBudget() {
 	// refused by limit 1
 	// reservoir: more tokens than the limit
 	// 28500 <nil>
+}
+
+// A client of somebody else's API.
+func Example_provider() {
+	store := memstore.New()
+	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer api.Close()
+	limiter, err := reservoir.New(store, reservoir.PerMinute(500))
+	check(err)
+	client := &http.Client{Transport: &httplimit.Transport{
+		Limiter: limiter,
+		Key:     func(*http.Request) string { return "account" }, // at the provider
+		Retries: 3,
+	}}
+	defer client.CloseIdleConnections()
+	answer, err := client.Get(api.URL)
+	check(err)
+	check(answer.Body.Close())
+	fmt.Println(answer.StatusCode, limiter.Stats().Spent)
+	// Output: 200 1
 }
 
 // A service's test that does not wait for windows.
