@@ -90,6 +90,19 @@ func ExampleLimiter_AllowN() {
 	// false reservoir: more tokens than the limit
 }
 
+// A sender of a queue takes as many messages at a time as the limit allows.
+func ExampleLimiter_AllowUpTo() {
+	limiter, _ := reservoir.New(memstore.New(), reservoir.PerHour(100))
+	for range 3 {
+		n, r, err := limiter.AllowUpTo(context.Background(), "mail", 60)
+		fmt.Println(n, r.Allowed, err)
+	}
+	// Output:
+	// 60 true <nil>
+	// 40 true <nil>
+	// 0 false <nil>
+}
+
 // Check charges nothing.
 func ExampleLimiter_Check() {
 	limiter, _ := reservoir.New(memstore.New(), reservoir.PerMinute(10))

@@ -147,15 +147,15 @@ func (c caller) Call(ctx context.Context, timeout time.Duration, f *key.Fetch) e
 	return err
 }
 
-// alone makes a statement without an account for n tokens of a key that has no room in
+// alone makes a statement without an account for a request of a key that has no room in
 // memory. It is sent once, but the request starts over, in the first passes, if the store has done nothing, because its clock is in
 // another period of the calendar.
-func (l *Limiter) alone(ctx context.Context, k *key.Key, n int64, stay bool, pass int) key.Verdict {
-	a, v := k.Alone(n, stay)
+func (l *Limiter) alone(ctx context.Context, k *key.Key, request ask, pass int) key.Verdict {
+	a, v := k.Alone(request)
 	if v.Next != key.Call {
 		return v
 	}
-	q := a.Req // the call's own, which may go on
+	q, n := a.Req, a.Req.Need // q is the call's own, which may go on
 	q.Detached = true
 	call := l.newCall("sync", &q)
 	here, err := call.await(ctx, func(err error) {

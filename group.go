@@ -290,7 +290,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 			later[i] = true
 		default: // the request itself, because nothing of a fetch would be kept for it
 			calls.Go(func() error {
-				results[i], later[i], errs[i] = l.attempt(ctx, k, keys[i], limit, cost.of(i), false, 1)
+				results[i], later[i], errs[i] = l.attempt(ctx, k, keys[i], limit, ask{N: cost.of(i)}, 1)
 				return nil
 			})
 		}
@@ -298,7 +298,7 @@ func (g *Group) ask(ctx context.Context, cost costs, r GroupResult, keys []strin
 	_ = calls.Wait()
 	for i, l := range g.limiters {
 		if later[i] {
-			results[i], _, errs[i] = l.acquire(ctx, keys[i], cost.of(i), false)
+			results[i], _, errs[i] = l.acquire(ctx, keys[i], ask{N: cost.of(i)})
 		}
 		if errs[i] == nil && results[i].Allowed {
 			continue

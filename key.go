@@ -55,7 +55,7 @@ func (k *Key) acquire(ctx context.Context, n int64) (Result, error) {
 	if k.l == nil {
 		return Result{}, fmt.Errorf("%w: a Key that Limiter.Key has not made", ErrKey)
 	}
-	r, s, err := k.l.acquire(ctx, k.key, n, false)
+	r, s, err := k.l.acquire(ctx, k.key, ask{N: n})
 	if s != nil && k.held.Load() != s {
 		k.held.Store(s)
 	}

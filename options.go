@@ -27,6 +27,7 @@ type config struct {
 	fetchTimeout time.Duration
 	failure      key.Policy
 	maxKeys      int
+	maxWaiting   int
 	idle         time.Duration
 	hooks        Hooks
 }
@@ -97,6 +98,12 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 // is a store call. It is charged without an account, so unused tokens do not come back, and its
 // refusal may be early, because tokens that lie idle in other processes are not called back.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
+
+// WithMaxWaiting bounds how many callers of a key wait in line in this process: if n do, the next Wait that has to wait returns
+// [ErrMaxWaiting] at once, and so does that of a [Group]. So an overload becomes errors instead of memory. Only callers of Wait count.
+// A Wait for a key past [WithMaxKeys], or for a blocked one, is in no line, and is not bounded. By default, or if n is 0, there is no
+// bound.
+func WithMaxWaiting(n int) Option { return func(c *config) { c.maxWaiting = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock handed
 // back; in practice it may take twice as long. d must be more than 0. The default is a
@@ -199,7 +206,7 @@ func (c *config) validateRequest(key string, n int64) error {
 func (c *config) settings(store backend.Store) key.Settings {
 	s := key.Settings{
 		Limit: backend.Limit(c.limit), ByKey: c.limits != nil, Name: c.name, Client: rand.Text()[:12], Sizing: c.sizing, Direct: c.direct,
-		Timeout: c.fetchTimeout, Fallback: c.failure,
+		Timeout: c.fetchTimeout, Fallback: c.failure, MaxWaiting: c.maxWaiting,
 	}
 	s.Parts, _ = store.(key.Parts)
 	if hook := c.hooks.ShardState; hook != nil {
@@ -222,6 +229,8 @@ func (c *config) validate() error {
 		return fmt.Errorf("%w: a fetch timeout of %v, want more than 0 and at most a day", ErrOption, c.fetchTimeout)
 	case c.maxKeys < 0:
 		return fmt.Errorf("%w: at most %d keys, want 0 or more", ErrOption, c.maxKeys)
+	case c.maxWaiting < 0:
+		return fmt.Errorf("%w: at most %d callers in line, want 0 or more", ErrOption, c.maxWaiting)
 	case c.idle <= 0:
 		return fmt.Errorf("%w: an idle time of %v, want more than 0", ErrOption, c.idle)
 	}

@@ -118,7 +118,7 @@ func (l *Limiter) allow(r *Result, ctx context.Context, name string, n int64) er
 		}
 		return nil
 	}
-	slow, _, err := l.acquire(ctx, name, n, false)
+	slow, _, err := l.acquire(ctx, name, ask{N: n})
 	*r = slow
 	return err
 }
@@ -195,6 +195,23 @@ func (l *Limiter) pass(r *Result) {
 	l.env.Counts.Shadowed.Add(1)
 }
 
+// AllowUpTo asks for as many tokens of key as there are, up to n, possibly none: for work that can be done in part, such as to send n
+// messages of a queue. got is how many were charged; if that is 0, r is a refusal. An n above the limit counts as the limit. Stock is
+// taken first, and one fetch asks for what it lacks; like [Limiter.AllowN], it waits for tokens that lie idle in other processes before
+// it takes less than n. r is settled as any.
+//
+// It takes the key's lock and, if the stock has n tokens or the store is known to have none, makes no store call. For a key past
+// [WithMaxKeys] it makes up to two, because a call without an account gets all or none. While the store is away, it
+// takes what is in stock, or what the failure policy admits. In [Limit].Shadow all n pass. Errors are those of AllowN, but for
+// [ErrExceedsLimit].
+func (l *Limiter) AllowUpTo(ctx context.Context, key string, n int64) (got int64, r Result, err error) {
+	r, _, err = l.acquire(ctx, key, ask{N: n, Some: true})
+	if got = r.charged; r.Allowed && r.of == nil { // it passed for nothing
+		got = n
+	}
+	return got, r, err
+}
+
 // Wait is [Limiter.WaitN] for one token.
 func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 	return l.WaitN(ctx, key, 1)
@@ -204,33 +221,35 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 // long outage. Callers of one key are served in the order in which they come; callers of
 // a key past [WithMaxKeys] ask again up to some 20 times a window, in no order. If the
 // deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends first, it
-// returns the error of ctx, and nothing is charged. Other errors are those of
+// returns the error of ctx, and nothing is charged. Other errors are [ErrMaxWaiting] and those of
 // [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
 // operator must mend.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Result, error) {
-	r, _, err := l.acquire(ctx, key, n, true)
+	r, _, err := l.acquire(ctx, key, ask{N: n, Stays: true})
 	return r, err
 }
 
+type ask = key.Ask
+
 // acquire decides on a request that memory did not decide, in passes of which one decides. It returns the key's state, for
 // handles to keep; the state is nil if there is none.
-func (l *Limiter) acquire(ctx context.Context, name string, n int64, stay bool) (Result, *key.Key, error) {
-	if err := cmp.Or(ctx.Err(), l.validateRequest(name, n)); err != nil {
+func (l *Limiter) acquire(ctx context.Context, name string, q ask) (Result, *key.Key, error) {
+	if err := cmp.Or(ctx.Err(), l.validateRequest(name, q.N)); err != nil {
 		return Result{}, nil, err
 	}
 	wait := key.FirstPause / 2
 	for pass := 1; ; pass++ {
-		k, limit, err := l.find(name, stay || pass <= passesAtOnce)
+		k, limit, err := l.find(name, q.Stays || pass <= passesAtOnce)
 		if err != nil {
 			return Result{}, nil, err
 		}
-		r, again, err := l.attempt(ctx, k, name, limit, n, stay, pass)
+		r, again, err := l.attempt(ctx, k, name, limit, q, pass)
 		switch {
 		case again && pass < passesAtOnce:
 			continue
 		case again: // a limit that is another one each time it is asked for must not keep the caller busy
 			wait = longer(ctx, wait)
-		case k != nil || !stay || limit.Shadow || err == nil && r.Allowed || err != nil && !key.Outage(err):
+		case k != nil || !q.Stays || limit.Shadow || err == nil && r.Allowed || err != nil && !key.Outage(err):
 			return r, k, err
 
 		// A Wait for a key without a state is not in line anywhere, so it asks again.
@@ -281,19 +300,22 @@ func (l *Limiter) find(name string, state bool) (*key.Key, backend.Limit, error)
 // attempt is one pass of a request: by the key's state or, if k is nil, by the limit: a special one decides, and for another one,
 // for which there was no room, a call. It reports whether the request must start over, because the key was forgotten or has left its
 // counter meanwhile, or because its limit is another one now.
-func (l *Limiter) attempt(ctx context.Context, k *key.Key, name string, limit backend.Limit, n int64, stay bool, pass int) (r Result, again bool, err error) {
+func (l *Limiter) attempt(ctx context.Context, k *key.Key, name string, limit backend.Limit, q ask, pass int) (r Result, again bool, err error) {
 	if k != nil {
-		v := k.Acquire(ctx, n, stay)
+		v := k.Acquire(ctx, q)
 		r, err = resultOf(k, &v.Answer), v.Err
-		again = v.Next == key.StartOver || stay && err == nil && !r.Allowed && !r.Shadowed // it has just left shadow
+		again = v.Next == key.StartOver || q.Stays && err == nil && !r.Allowed && !r.Shadowed // it has just left shadow
 	} else if answer, special := specialAnswer(limit); special {
-		if r = answer; !r.Allowed && (!stay || limit.Shadow) {
+		if r = answer; !r.Allowed && (!q.Stays || limit.Shadow) {
 			l.env.Counts.Denied.Add(1)
 		}
 	} else {
-		outside, v := l.env.Outside(name, limit, n, stay && !limit.Shadow)
+		outside, v := l.env.Outside(name, limit, q)
 		if v.Next == key.Call {
-			v = l.alone(ctx, outside, n, stay && !limit.Shadow, pass)
+			v = l.alone(ctx, outside, q, pass)
+		}
+		if v.Next == key.Call { // there were fewer, and it takes those
+			v = l.alone(ctx, outside, ask{N: v.Answer.Remaining}, pass)
 		}
 		r, again, err = resultOf(outside, &v.Answer), v.Next == key.StartOver, v.Err
 	}

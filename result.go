@@ -252,6 +252,9 @@ var (
 	// context.DeadlineExceeded.
 	ErrDeadline = key.ErrDeadline
 
+	// ErrMaxWaiting: as many callers as [WithMaxWaiting] says wait for the key already.
+	ErrMaxWaiting = key.ErrMaxWaiting
+
 	// ErrKey: the key is empty or longer than backend.MaxKeyLen.
 	ErrKey = backend.ErrKey
 

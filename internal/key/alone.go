@@ -17,23 +17,23 @@ import (
 // Outside returns a key that no other caller finds, for one that has no room in memory, and
 // what to do for a request: it counts as forgotten, so it keeps no account. It copies the
 // name, because a Result keeps the key.
-func (e *Env) Outside(name string, limit backend.Limit, n int64, stay bool) (*Key, Verdict) {
+func (e *Env) Outside(name string, limit backend.Limit, q Ask) (*Key, Verdict) {
 	at := &node{Key: strings.Clone(name)} // its Hash only says which counter of Counts.Extra it uses
 	e.init(at, e.Shard(placement.Named(e.Name, name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)
-	if k.phase = retired; n <= limit.Tokens && k.shard.Open.Load() {
-		return k, k.withoutStore(n, stay, k.shard.OpenError())
+	if k.phase = retired; q.under(&limit).N <= limit.Tokens && k.shard.Open.Load() {
+		return k, k.withoutStore(q.under(&limit), k.shard.OpenError())
 	}
 	e.Counts.Waited.Add(1)
 	return k, Verdict{Next: Call}
 }
 
 // withoutStore answers a request that is not in line by the failure policy, or with err.
-func (k *Key) withoutStore(n int64, stay bool, err error) (v Verdict) {
+func (k *Key) withoutStore(q Ask, err error) (v Verdict) {
 	k.event(func(now int64) effect {
 		var decided bool
-		if v, decided = k.policy(n, stay, now, err); !decided {
+		if v, decided = k.policy(q, now, err); !decided {
 			v.Err = err
 		}
 		return unchanged
@@ -49,18 +49,18 @@ func AskAgain(left, window time.Duration) time.Duration {
 
 // Alone is a statement without an account, for the tokens of one request, all or none.
 type Alone struct {
-	Req  backend.Statement
-	k    *Key
-	stay bool
+	Req backend.Statement
+	k   *Key
+	q   Ask
 }
 
-// Alone returns the statement for n tokens that a caller must make, if Next is Call.
-func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
+// Alone returns the statement that a caller must make for q, if Next is Call.
+func (k *Key) Alone(q Ask) (a Alone, v Verdict) {
 	limit := k.Limit.Load()
-	if n > limit.Tokens {
+	if q = q.under(limit); q.N > limit.Tokens {
 		return a, k.env.TooMuch(*limit)
 	}
-	a = Alone{k: k, stay: stay, Req: backend.Statement{Key: placement.Named(k.env.Name, k.node.Key), Limit: limit.Plain(), Need: n}}
+	a = Alone{k: k, q: q, Req: backend.Statement{Key: placement.Named(k.env.Name, k.node.Key), Limit: limit.Plain(), Need: q.N}}
 	if a.Req.Begin, a.Req.End = Period(*limit, k.shard.Clock()); limit.Rolls {
 		a.Req.Within = k.env.Timeout
 	}
@@ -69,7 +69,7 @@ func (k *Key) Alone(n int64, stay bool) (a Alone, v Verdict) {
 
 // Answer answers the request by the reply r, which was requested at sent, or the error of the call. ended says that the
 // caller's context has ended. Tokens of a reply that comes after the window may have ended have expired, and the failure
-// policy answers.
+// policy answers. If fewer are left, and the request takes some, Next is Call, for as many as Remaining.
 func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v Verdict) {
 	k, n, counts, limit := a.k, a.Req.Need, &a.k.env.Counts, a.Req.Limit
 	allowed, bucket, state := err == nil && r.Grant == n, int64(0), backend.State{}
@@ -88,17 +88,21 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 	case err != nil && ended:
 		return Verdict{Err: err}
 	case err != nil:
-		return k.withoutStore(n, a.stay, err)
+		return k.withoutStore(a.q, err)
 	}
 	v.Answer = Answer{
 		Allowed: allowed, Source: Direct, Limit: limit.Tokens, Window: limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
+	}
+	if !allowed && a.q.Some && r.Held == 0 && r.Remaining > 0 {
+		v.Next = Call
+		return v
 	}
 	if !allowed {
 		v.Answer.Shadowed, v.Answer.RetryAfter = k.Limit.Load().Shadow, RetryAfter(cmp.Or(r.Frees, r.Left), tokens.Longest(limit))
 		if r.Held > 0 {
 			v.Answer.RetryAfter = r.Held
 		}
-		if !a.stay {
+		if !a.q.Stays {
 			counts.Denied.Add(1)
 		}
 		return v

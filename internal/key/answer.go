@@ -9,6 +9,24 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 )
 
+// Ask is what a request asks for.
+type Ask struct {
+	N     int64 // tokens, at least 1
+	Stays bool  // it waits for tokens of windows to come, instead of being refused
+	Some  bool  // if there are fewer than N, it takes those
+}
+
+// under is the request under the limit. In shadow all of it passes, and nobody waits.
+func (q Ask) under(l *backend.Limit) Ask {
+	if l.Shadow {
+		q.Stays, q.Some = false, false
+	}
+	if q.Some {
+		q.N = min(q.N, l.Tokens)
+	}
+	return q
+}
+
 // Answer is the answer to one request; its fields are those of the limiter's Result.
 type Answer struct {
 	Allowed    bool
@@ -56,6 +74,7 @@ const (
 var (
 	ErrClosed       = errors.New("reservoir: limiter closed")
 	ErrExceedsLimit = errors.New("reservoir: more tokens than the limit")
+	ErrMaxWaiting   = errors.New("reservoir: too many callers wait for this key")
 	ErrDeadline     = fmt.Errorf("reservoir: no tokens before the %w", context.DeadlineExceeded)
 )
 

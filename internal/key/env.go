@@ -59,6 +59,8 @@ type Settings struct {
 	Timeout  time.Duration // of a call
 	Fallback Policy        // while the store is away
 
+	MaxWaiting int // of a key's callers that stay; 0 = no bound
+
 	ShardState func(shard string, now breaker.Change) // a hook, or nil
 }
 

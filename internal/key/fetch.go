@@ -122,7 +122,9 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 		}
 		least := probe // a grant to a probe is useful only if it serves the refused request
 		if first := u.line.First; first != nil {
-			least = max(first.N-forLine, 0)
+			if least = max(first.N-forLine, 0); first.Some {
+				least = min(least, max(1-forLine, 0))
+			}
 		}
 		q.Need = min(max(u.line.Tokens-forLine, 0)+probe, l.Tokens)
 		q.Least = min(least, q.Need)

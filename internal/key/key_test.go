@@ -99,7 +99,7 @@ func (r *rig) forget(k *Key) {
 
 // ask makes a request at k.
 func (r *rig) ask(t *testing.T, k *Key, n int64) Answer {
-	v := k.Acquire(t.Context(), n, false)
+	v := k.Acquire(t.Context(), Ask{N: n})
 	require.NoError(t, v.Err)
 	return v.Answer
 }
@@ -390,7 +390,7 @@ func comesForward(t *testing.T, anew bool) {
 		r.env.Sizing = demand.Policy{Kind: demand.Fixed, Min: 20}
 		other := r.env.Make("other", r.limit)
 		for _, k := range []*Key{other, k} {
-			require.True(t, k.Acquire(t.Context(), 1, false).Answer.Allowed)
+			require.True(t, k.Acquire(t.Context(), Ask{N: 1}).Answer.Allowed)
 		}
 		synctest.Wait()
 		l := &r.shard.lane
@@ -404,7 +404,7 @@ func comesForward(t *testing.T, anew bool) {
 		require.Equal(t, next.Rest, inLine(other))
 		require.Equal(t, next.Rest, inLine(k))
 		served := make(chan Verdict, 1)
-		go func() { served <- k.Acquire(t.Context(), 500, true) }()
+		go func() { served <- k.Acquire(t.Context(), Ask{N: 500, Stays: true}) }()
 		synctest.Wait()
 		require.Equal(t, next.Callers, inLine(k))
 		require.Empty(t, served)

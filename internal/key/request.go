@@ -17,15 +17,14 @@ import (
 
 type waiter = waiters.Waiter[Verdict]
 
-// Acquire decides on a request for n tokens, and waits for a fetch if one is needed. A
-// request that stays waits for tokens of windows to come.
-func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
-	w, v := k.decide(ctx, n, stay, !k.env.ByKey)
+// Acquire decides on a request, and waits for a fetch if one is needed.
+func (k *Key) Acquire(ctx context.Context, q Ask) (v Verdict) {
+	w, v := k.decide(ctx, q, !k.env.ByKey)
 	if v.Next == askLimit {
 		if _, v.Err = k.AskLimit(nil); v.Err != nil {
 			return Verdict{Err: v.Err}
 		}
-		w, v = k.decide(ctx, n, stay, true)
+		w, v = k.decide(ctx, q, true)
 	}
 	if v.Next != wait {
 		return v
@@ -43,10 +42,9 @@ func (k *Key) Acquire(ctx context.Context, n int64, stay bool) (v Verdict) {
 // decide answers the caller from memory or by the failure policy, or puts it in line as w. It serves nobody before the
 // callers in line: an Allow waits behind the active ones, a Wait behind all. Unless the limit is known to be the present one, decide may
 // want it to be asked for first.
-func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waiter, v Verdict) {
+func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Verdict) {
 	k.event(func(now int64) effect {
 		u, l, lease := k.use, k.Limit.Load(), k.Lease.Load()
-		stay := stay && !l.Shadow // nobody waits for a limit in shadow
 		alive := lease != nil && now < lease.Deadline.Load()
 		switch {
 		case k.env.Closed.Load():
@@ -55,10 +53,16 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		case k.phase == retired || k.parted:
 			v.Next = StartOver
 			return unchanged
-		case !present && (n > l.Tokens || u.denial.AskLimit(now, l.Window)): // another limit may matter
+		case !present && (q.N > l.Tokens || u.denial.AskLimit(now, l.Window)): // another limit may matter
 			v.Next = askLimit
 			return changed
-		case n > l.Tokens:
+		}
+		q := q.under(l)
+		n, least, stay := q.N, q.N, q.Stays
+		if q.Some {
+			least = 1
+		}
+		if n > l.Tokens {
 			if v = k.env.TooMuch(*l); v.Err == nil && alive {
 				v.Answer = k.answer(false, n, now, Local) // the open window's end, which does not move
 			}
@@ -72,7 +76,7 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		if held := u.denial.State == denial.Held; held && !stay {
 			did := effect{}
 			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // is it still?
-				did = effect{changed: true, probe: n}
+				did = effect{changed: true, probe: least}
 			}
 			k.Refusals.Add(1)
 			v.Answer = k.answer(false, n, now, Local)
@@ -81,7 +85,10 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 			away = false // whatever the store does, the caller waits for the hold's end
 		}
 
-		// From memory.
+		// From memory. Where no more than the stock is to be had, some tokens are those.
+		if stock, short := k.Held(), away || u.denial.State == denial.Denied && lease.Remaining.Load() == 0; q.Some && alive && stock > 0 && short {
+			n = min(n, stock)
+		}
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
 			if left, ok := lease.Spend(n); ok {
 				k.Used(n)
@@ -89,10 +96,10 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 				return effect{changed: lease.ClaimReorder(left)}
 			}
 		}
-		if alive && !stay && u.denial.State == denial.Denied && n > lease.Remaining.Load()+k.Held() {
+		if alive && !stay && u.denial.State == denial.Denied && least > lease.Remaining.Load()+k.Held() {
 			did := effect{}
 			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
-				did = effect{changed: true, probe: n}
+				did = effect{changed: true, probe: least}
 			}
 			k.Refusals.Add(1)
 			v.Answer = k.answer(false, n, now, Local)
@@ -102,12 +109,17 @@ func (k *Key) decide(ctx context.Context, n int64, stay, present bool) (w *waite
 		// By the failure policy, or in line.
 		if away {
 			var decided bool
-			if v, decided = k.policy(n, stay, now, k.shard.OpenError()); decided {
+			if v, decided = k.policy(q, now, k.shard.OpenError()); decided {
 				return unchanged
 			}
 		}
+		if most := k.env.MaxWaiting; stay && most > 0 && u.line.Len-u.line.Passing >= most {
+			v.Err = ErrMaxWaiting
+			return unchanged
+		}
 		k.env.Counts.Waited.Add(1)
-		v.Next, w = wait, k.env.waiters.Get(n, stay)
+		v.Next, w = wait, k.env.waiters.Get(q.N, stay)
+		w.Some = q.Some
 		if d, ok := ctx.Deadline(); ok && stay {
 			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
 		}
@@ -263,15 +275,18 @@ const chargePart = 20
 // policy answers, by the failure policy, a request for which the store call failed with err.
 // If err is no *backend.Error, it is the answer. Callers that stay and are not admitted get
 // no answer, unless an operator must act.
-func (k *machine) policy(n int64, stay bool, now int64, err error) (v Verdict, decided bool) {
+func (k *machine) policy(q Ask, now int64, err error) (v Verdict, decided bool) {
 	failure, ok := errors.AsType[*backend.Error](err)
 	if !ok {
 		return Verdict{Err: err}, true
 	}
 	s, counts, l := k.shareAt(now), &k.env.Counts, k.Limit.Load()
-	rest := s.left(k.env.Fallback, l.Tokens)
-	if n > rest && (stay || s == nil) {
-		if stay && failure.Class != backend.Rejected {
+	rest, n := s.left(k.env.Fallback, l.Tokens), q.N
+	if q.Some && rest > 0 {
+		n = min(n, rest)
+	}
+	if n > rest && (q.Stays || s == nil) {
+		if q.Stays && failure.Class != backend.Rejected {
 			return v, false
 		}
 		counts.Failed.Add(1)
@@ -337,7 +352,13 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 		if c.Seq > last {
 			return
 		}
-		if v, decided := k.policy(c.N, c.Stays, now, err); decided {
+		if n := min(c.N, k.Reserved); c.Some && c == u.line.First && n > 0 { // what is at hand is charged already
+			k.Reserved -= n
+			k.Used(n)
+			u.line.Notify(c, Verdict{Answer: k.answer(true, n, now, Local)})
+			return
+		}
+		if v, decided := k.policy(Ask{c.N, c.Stays, c.Some}, now, err); decided {
 			u.line.Notify(c, v)
 		} else {
 			waits = true
@@ -415,13 +436,13 @@ func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 			k.Limit.Store(&limit)
 			u.line.Since(0, func(c *waiter) {
 				switch {
-				case c.N > limit.Tokens:
+				case c.N > limit.Tokens && !c.Some:
 					v := k.env.TooMuch(limit)
 					if v.Err == nil && k.Lease.Load().Alive(now) {
 						v.Answer = k.answer(false, c.N, now, Local)
 					}
 					u.line.Notify(c, v)
-				case limit.Shadow && c.Stays: // nobody waits for a limit in shadow
+				case limit.Shadow && (c.Stays || c.Some): // nobody waits for a limit in shadow, or gets a part
 					u.line.Notify(c, Verdict{Next: StartOver})
 				}
 			})

@@ -589,7 +589,7 @@ func (w *world) ask(who int, n int64, stay bool) {
 				return
 			}
 		}
-		c, v := k.decide(context.Background(), n, stay, true)
+		c, v := k.decide(context.Background(), Ask{N: n, Stays: stay}, true)
 		if v.Next == wait {
 			p.callers = append(p.callers, &caller{c, k, n, stay})
 			return

@@ -21,6 +21,7 @@ import (
 type Waiter[R any] struct {
 	N        int64         // tokens, at least 1
 	Stays    bool          // it waits until a reset instead of being refused
+	Some     bool          // if there are fewer than N, it takes those; it does not stay
 	Deadline int64         // of a waiter that stays, in the owner's time; 0 = none
 	Ready    chan struct{} // holds an element when Outcome is there
 	Outcome  R
@@ -208,7 +209,8 @@ const (
 // holds up all behind it. A waiter that the window cannot serve is refused or, if it
 // stays, parked. A parked waiter holds no token, so waiters behind it that do not stay
 // are served, but no waiter that stays passes another that stays. A waiter is parked only if
-// it gets its tokens before its deadline, by what is known of the windows to come.
+// it gets its tokens before its deadline, by what is known of the windows to come. One that
+// takes some gets what is at hand once the store has no more; then N says how many.
 func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], Verdict)) int64 {
 	l.parked = false
 	l.count()
@@ -222,8 +224,12 @@ func (l *Line[R]) Serve(hand, left int64, to Windows, verdict func(*Waiter[R], V
 		case w.N <= hand && !blocked:
 			hand -= w.N
 			verdict(w, Grant)
-		case w.N-hand <= left && !blocked:
+		case w.N-hand <= left && !blocked || w.Some && left > 0:
 			return hand
+		case w.Some && hand > 0:
+			l.all.tokens -= min(w.N, most) - min(hand, most)
+			w.N, hand = hand, 0
+			verdict(w, Grant)
 		case !w.Stays:
 			verdict(w, Refuse)
 		case latest(to, w, ahead) < to.Next:

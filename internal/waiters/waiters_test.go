@@ -288,8 +288,9 @@ func TestAgainstModel(t *testing.T) {
 			switch rnd.IntN(4) {
 			case 0, 1:
 				w := l.push(1+rnd.Int64N(5), rnd.IntN(2) == 0)
+				w.Some = !w.Stays && rnd.IntN(2) == 0
 				w.Deadline = rnd.Int64N(3) * (95 + rnd.Int64N(40))
-				m = append(m, &entry{n: w.N, stays: w.Stays, deadline: w.Deadline, seq: uint64(len(l.all))})
+				m = append(m, &entry{n: w.N, stays: w.Stays, some: w.Some, deadline: w.Deadline, seq: uint64(len(l.all))})
 			case 2:
 				if len(m) > 0 {
 					i := rnd.IntN(len(m))
@@ -334,6 +335,7 @@ type entry struct {
 	n, deadline   int64
 	seq           uint64
 	stays, parked bool
+	some          bool
 }
 
 type model []*entry
@@ -358,10 +360,13 @@ func (m *model) serve(to Windows, hand, left int64, said []string) int64 {
 		case !behind && e.n <= hand:
 			hand -= e.n
 			said[e.seq-1] = "grant"
-		case !behind && e.n <= hand+left:
+		case !behind && e.n <= hand+left || e.some && left > 0:
 			held = true
 			e.parked, kept = false, append(kept, e)
 			said[e.seq-1] = "waits"
+		case e.some && hand > 0:
+			hand = 0
+			said[e.seq-1] = "grant"
 		case !e.stays:
 			said[e.seq-1] = "refuse"
 		case e.deadline != 0 && (e.deadline <= to.Next || (ahead+e.n-1)/to.Tokens > (e.deadline-to.Next)/to.Length):
