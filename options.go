@@ -99,10 +99,10 @@ func WithFetchTimeout(d time.Duration) Option { return func(c *config) { c.fetch
 // refusal may be early, because tokens that lie idle in other processes are not called back.
 func WithMaxKeys(n int) Option { return func(c *config) { c.maxKeys = n } }
 
-// WithMaxWaiting bounds how many callers of a key wait in line in this process: if n do, the next Wait that has to wait returns
-// [ErrMaxWaiting] at once, and so does that of a [Group]. So an overload becomes errors instead of memory. Only callers of Wait count.
-// A Wait for a key past [WithMaxKeys], or for a blocked one, is in no line, and is not bounded. By default, or if n is 0, there is no
-// bound.
+// WithMaxWaiting bounds how many callers of a key wait in line in this process: while n do, for a reset or for a call, a Wait that
+// finds no stock returns [ErrMaxWaiting] at once, and so does that of a [Group]. So an overload becomes errors instead of memory. Only
+// callers of Wait count. A Wait for a key past [WithMaxKeys], or for a blocked one, is in no line, and not bounded. By default, or if n
+// is 0, there is no bound.
 func WithMaxWaiting(n int) Option { return func(c *config) { c.maxWaiting = n } }
 
 // WithIdle sets after how long without use a key's memory is freed and its stock handed
