@@ -44,7 +44,7 @@ func TestHoldThatIsNotHeard(t *testing.T) {
 	backsOff := func(t *testing.T, r *rig, k *Key, least time.Duration) {
 		r.away.Store(true)
 		for range 12 {
-			k.Acquire(t.Context(), 900, false)
+			k.Acquire(t.Context(), Ask{N: 900})
 		}
 		r.away.Store(false)
 		require.Greater(t, time.Duration(k.use.backoff-r.env.Clock.Now()), least)
@@ -101,7 +101,7 @@ func TestLineKeepsItsPlace(t *testing.T) {
 		require.True(t, a.Allowed)
 		k.Refund(chargeOf(a), 9)
 		done := make(chan Verdict, 1)
-		go func() { done <- k.Acquire(t.Context(), 500, false) }()
+		go func() { done <- k.Acquire(t.Context(), Ask{N: 500}) }()
 		waited := 0
 		for len(done) == 0 {
 			time.Sleep(2 * time.Millisecond)
