@@ -19,7 +19,8 @@ import (
 // Their meaning is that of [Server]'s, except that a call waits for its tokens. A stream is
 // charged once, when it is opened. Do not change a Client after Unary or Stream.
 //
-// A call that cannot be sent before its deadline fails at once with DEADLINE_EXCEEDED. A
+// A call that cannot be sent before its deadline fails at once with DEADLINE_EXCEEDED, and one
+// that finds too many in line, by [reservoir.WithMaxWaiting], with RESOURCE_EXHAUSTED. A
 // call that gRPC itself retries is charged once.
 //
 // If the server refuses a call nevertheless, with RESOURCE_EXHAUSTED and a RetryInfo, the Client

@@ -120,3 +120,24 @@ func TestClientHoldsNothingForFreeCalls(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	assert.Zero(t, l.Stats().Holds)
 }
+
+// A call that finds too many in line fails at once.
+func TestClientInAFullLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		impl, client := serve(t, grpclimit.Server{Limiter: limiter(t, 1000), Key: one}, dial(grpclimit.Client{Limiter: limiter(t, 1, reservoir.WithMaxWaiting(1)), Key: one})...)
+		_, err := client.EmptyCall(t.Context(), empty)
+		require.NoError(t, err)
+		begin := time.Now()
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			_, err := client.EmptyCall(t.Context(), empty)
+			assert.NoError(t, err)
+		})
+		synctest.Wait()
+		_, err = client.EmptyCall(t.Context(), empty)
+		assert.Equal(t, codes.ResourceExhausted, status.Code(err))
+		assert.Zero(t, time.Since(begin))
+		waiting.Wait()
+		assert.EqualValues(t, 2, impl.calls.Load())
+	})
+}

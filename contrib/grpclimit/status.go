@@ -54,6 +54,8 @@ func failure(err error) error {
 		return status.Error(codes.Unavailable, "rate limiter unavailable")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
+	case errors.Is(err, reservoir.ErrMaxWaiting):
+		return status.Error(codes.ResourceExhausted, "too many calls wait for the rate limit")
 	case errors.Is(err, reservoir.ErrExceedsLimit):
 		return status.Error(codes.InvalidArgument, "costs more than the rate limit")
 	case errors.Is(err, reservoir.ErrKey):
