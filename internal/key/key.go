@@ -387,7 +387,10 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 		f.Recall = u.denial.Ask
 	}
 	if u.denial.State == denial.Held {
-		f.Held, f.Denied, f.Unsaid = true, min(u.denial.Until, u.denial.Look), u.held.unsaid > now
+		f.Held, f.Unsaid = true, u.held.unsaid > now
+		if u.line.Parked > 0 { // who else comes looks at once
+			f.Denied = min(u.denial.Until, u.denial.Look)
+		}
 	}
 	if did.expects {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
