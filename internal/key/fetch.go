@@ -24,13 +24,14 @@ type Fetch struct {
 	Shard   *Shard
 	Ordered int64 // time of the order, before its goroutine was scheduled; 0 of a probe
 
-	k       *Key   // nil of a probe
-	asks    bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
-	last    uint64 // sequence number of the last caller that it was sized for
-	slot    slot
-	holds   int64          // until when the statement holds the key; 0 = it does not
-	holders []chan<- error // who wait for that
-	void    int64          // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
+	k         *Key   // nil of a probe
+	asks      bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
+	last      uint64 // sequence number of the last caller that it was sized for
+	slot      slot
+	holds     int64          // until when the statement holds the key; 0 = it does not
+	holders   []chan<- error // who wait for that
+	overtaken bool           // a message that the key is held came meanwhile, so what the reply grants is not spent before another one
+	void      int64          // a Reset meanwhile has voided windows of lower generations, so the reply says nothing of these
 }
 
 // order orders a fetch: it writes the statement, which may ask for a batch. From the second fetch on it first brings the demand estimate
@@ -55,7 +56,10 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 		counts.Prefetches.Add(1)
 	}
 	if why == next.Return || why == next.Renew {
-		if surplus > 0 && k.Return(surplus) > 0 {
+		if k.phase >= leaving && surplus > 0 {
+			surplus = -1 // all
+		}
+		if surplus != 0 && k.Return(surplus) > 0 {
 			u.denial.Open() // a caller who comes now may get what goes back
 			if k.phase < leaving && !k.env.Direct {
 				counts.GiveBacks.Add(1)
@@ -239,6 +243,9 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			if r.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
 			}
+			if w := k.Lease.Load(); f.overtaken && w != nil {
+				w.Doubt(now)
+			}
 			if did.fresh = !waits && k.Limit.Load().Tokens <= f.Req.Limit.Tokens; !waits {
 				did.unserved = ErrTooSlow
 			}
@@ -344,6 +351,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	// a moment late. Before the recall and the denial, which a held key does not change.
 	is, old := u.denial.State == denial.Held, c.Sent < u.held.since || u.held.unsaid != 0
 	switch {
+	case r.Window.Gen < f.void: // a Reset has ended what it says of a hold
 	case r.Held > 0:
 		until := now + int64(r.Held) + int64(r.Held)/clockDrift
 		if is && old {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/go-reservoir/reservoir/backend"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 )
@@ -21,6 +22,11 @@ type counted struct {
 
 	begins map[backend.Window]int64 // when each window opened, us
 	heard  map[*Key]int64           // the first generation that a key may still spend, as far as it has heard
+	holds  map[*Key]int64           // until when a key may spend nothing, as far as it has said or heard, us; a Reset clears it
+
+	held    int64 // until when the store grants nothing, us
+	longest int64 // the latest end of all holds
+	kept    int64 // generation since the last Reset
 
 	// Something may stay charged until the window ends, because the key that could give it back is gone: a key has come before an earlier
 	// one of its process had left, or a statement has arrived a window after it was given up, or after its key had left and before the
@@ -55,12 +61,19 @@ func (w *world) answered(p *proc, k *Key, in *waiter, n int64, stay bool, v Verd
 	case v.Err == nil && stay:
 		w.errors = append(w.errors, errors.New("a caller who stays is refused"))
 	case v.Err == nil && v.Answer.Source == Local:
-		w.refused(v.Answer.Of)
+		w.refused(k, v.Answer.Of)
 	}
 }
 
 // refused judges a refusal from memory. Of a rolling limit it may last a little longer, so that processes do not all ask at once.
-func (w *world) refused(of backend.Window) {
+// One because of a hold may last longer, by a call and the drift of clocks.
+func (w *world) refused(k *Key, of backend.Window) {
+	if k.use != nil && k.use.denial.State == denial.Held {
+		if s := w.of(k.Limit.Load().Counter()); w.us() > s.longest+2*timeout.Microseconds() {
+			w.errors = append(w.errors, fmt.Errorf("refused from memory because of a hold, which was over at %d", s.longest))
+		}
+		return
+	}
 	if !w.limit.Rolls && of.End*1000 <= w.us() {
 		w.errors = append(w.errors, fmt.Errorf("refused from memory because of %v, which is over", of))
 	}
@@ -76,6 +89,9 @@ func (w *world) admitted(p *proc, k *Key, in *waiter, n int64, a Answer) {
 	}
 	if a.Of.Gen < s.heard[k] {
 		w.errors = append(w.errors, fmt.Errorf("a token of %v is spent, though its process has heard of a Reset", a.Of))
+	}
+	if s.holds[k] > w.us() {
+		w.errors = append(w.errors, fmt.Errorf("a token is spent, though its process has heard that the key is held until %d", s.holds[k]))
 	}
 	p.served++
 	p.spent = append(p.spent, spent{k, in, a, w.us()})
@@ -93,6 +109,9 @@ func (w *world) judge() error {
 		for _, k := range p.keys {
 			_, back := k.Account.Unconfirmed()
 			spent, held = spent+k.Spent(), held+k.Held()+back
+			if u := k.use; u != nil && u.held.unsaid > w.now && u.denial.State == denial.Held && u.fetch == nil && u.due == 0 && k.inLine == 0 {
+				return fmt.Errorf("process %d does not say that it holds the key", i)
+			}
 		}
 		in, out := c.Taken.Load()+c.Refunded.Load(), spent+c.Returned.Load()+c.Expired.Load()+held
 		if in != out {
@@ -157,6 +176,9 @@ func (s *counted) rest(now, expired, overdrawn int64) error {
 	l := s.limit
 	l.Tokens = s.log.Limit
 	state := s.counter.Check(l, now)
+	if state.Held > 0 {
+		return nil
+	}
 	least, most := s.log.Free(now, s.name(state.Window))
 	if state.Remaining < least-expired && !s.stays || state.Remaining > most+overdrawn {
 		return fmt.Errorf("at rest %d tokens of %v are free, not %d to %d: %+v", state.Remaining, state.Window, least, most, s.log.List)

@@ -173,7 +173,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 			turned = true
 		}
 	}
-	if u.denial.State == denial.Held && u.denial.Expire(now) {
+	if u.denial.State == denial.Held && u.denial.Expire(now) { // whoever has heard of it; or the key would stay in memory to say it
 		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
 			w.Reset.Store(w.Latest)
 		}
@@ -440,7 +440,9 @@ func (k *machine) look(now int64, alive bool) (n, at int64) {
 		_, back = k.Account.Unconfirmed()
 	}
 	switch {
-	case k.phase >= leaving || k.env.Direct:
+	case k.phase >= leaving: // all, also what a hold withholds; nobody is in line
+		return k.Held() + back, 0
+	case k.env.Direct:
 		return stock + back, 0
 	case now >= k.Until():
 		return 0, 0

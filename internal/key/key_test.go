@@ -501,3 +501,28 @@ func TestPatience(t *testing.T) {
 		})
 	}
 }
+
+// TestDenialEndsWithMore: a reply that finds more in the store than there was at the denial ends it. One that finds as much does not.
+func TestDenialEndsWithMore(t *testing.T) {
+	for _, more := range []bool{false, true} {
+		withKey(t, fmt.Sprint(more), func(t *testing.T, r *rig, k *Key) {
+			other := backend.Statement{Key: "k", Client: "other", Life: 1, Seq: 1, Limit: r.limit, Want: 990, Need: 990, Hints: backend.Hints{Exact: true}}
+			has, err := r.store.Sync(t.Context(), other)
+			require.NoError(t, err)
+			require.False(t, r.ask(t, k, 20).Allowed)
+			require.Equal(t, denial.Denied, k.use.denial.State)
+			if more {
+				other.Seq, other.Window, other.Mine, other.Want, other.Need, other.Change = 2, has.Window, 990, 0, 0, -500
+				_, err = r.store.Sync(t.Context(), other)
+				require.NoError(t, err)
+			}
+			time.Sleep(time.Duration(k.use.denial.Until - r.env.Clock.Now()))
+			before := r.sent.Load()
+			require.False(t, r.ask(t, k, 20).Allowed, "it is refused from memory, and causes a probe")
+			time.Sleep(2 * time.Millisecond)
+			require.Equal(t, before+1, r.sent.Load())
+			require.Equal(t, more, k.use.denial.State == denial.Open)
+			require.Equal(t, more, r.ask(t, k, 20).Allowed)
+		})
+	}
+}

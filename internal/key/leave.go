@@ -24,13 +24,18 @@ func (k *Key) Hear(m backend.Message) {
 			if k.inUse(); u.voided == m.Window || w != nil && w.Window.Gen > m.Window.Gen { // or it would void the reply that the first one has caused
 				return unchanged
 			}
-			if u.voided = m.Window; u.fetch != nil { // its reply may still name it
-				u.fetch.void = m.Window.Gen + 1
+			if u.voided = m.Window; u.fetch != nil { // its reply may still name it; and a hold that it says may be over, so the next one is said
+				u.fetch.void, u.fetch.holds = m.Window.Gen+1, min(u.fetch.holds, 1)
 			}
+			u.denial.Reset() // also a hold
+			u.held.forget(nil)
 			return k.void(now)
 		case m.Kind == backend.Held: // it may be forged, so it only makes the key ask: nothing is spent before a reply
 			if k.inUse(); u.denial.State == denial.Held && (u.held.unsaid != 0 || m.Window.End <= u.held.ends) {
 				return unchanged
+			}
+			if u.fetch != nil { // its reply may not know of it
+				u.fetch.overtaken = true
 			}
 			if w != nil {
 				w.Doubt(now)
@@ -75,15 +80,15 @@ func (k *Key) Heard() {
 
 // void ends what is known of the window, which a Reset has voided: nothing of it is spent, refused or
 // waited for any more, and the next caller asks the store. The account stays until a reply names another
-// window, so that a false message does no harm.
+// window, so that a false message does no harm. A hold stays: it may be younger.
 func (k *machine) void(now int64) effect {
 	u := k.inUse()
 	if w := k.Lease.Load(); w != nil {
 		w.Doubt(now)
 	}
-	u.surplus = surplus.Surplus{}
-	u.held.forget(nil)
-	u.denial.Reset()
+	if u.surplus = (surplus.Surplus{}); u.denial.State != denial.Held {
+		u.denial.Reset()
+	}
 	return changed
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/breaker"
 	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/demand"
+	"github.com/go-reservoir/reservoir/internal/denial"
 	"github.com/go-reservoir/reservoir/internal/ledger"
 	"github.com/go-reservoir/reservoir/internal/naive"
 )
@@ -39,8 +40,8 @@ const (
 
 // budget is how often something may still happen. asks are of each process.
 type budget struct {
-	asks, gives, refunds, debts, lost, late, mail, times, resets, idles, limits, outages int8
-	stays                                                                                bool // callers may stay until they are served
+	asks, gives, refunds, debts, lost, late, mail, times, resets, idles, limits, outages, holds int8
+	stays                                                                                       bool // callers may stay until they are served
 }
 
 // world is two processes, a store, and the network between them.
@@ -120,7 +121,7 @@ func (c *scope) begin(seed uint64) *world {
 	other := c.limit
 	other.Window *= 3
 	for i, l := range []backend.Limit{c.limit, other} {
-		w.store[i] = &counted{limit: l, log: naive.Log{Limit: l.Tokens}, begins: make(map[backend.Window]int64), heard: make(map[*Key]int64)}
+		w.store[i] = &counted{limit: l, log: naive.Log{Limit: l.Tokens}, begins: make(map[backend.Window]int64), heard: make(map[*Key]int64), holds: make(map[*Key]int64)}
 		if l.Rolls {
 			w.store[i].log.Rolls, w.store[i].log.Linger = l.Window.Microseconds(), l.Window.Microseconds()/backend.Buckets*22
 		}
@@ -178,6 +179,7 @@ const (
 	longer
 	outage
 	jump
+	hold
 	kinds
 )
 
@@ -185,7 +187,7 @@ var kindNames = [kinds]string{
 	"the statement arrives", "the reply comes", "the message comes", "the late statement arrives", "the timer fires", "the circuit closes", "visits", "time passes to a timer",
 	"time passes", "the statement is lost", "the reply is lost", "the statement is late, and given up", "the statement arrives, and will again", "a copy of the statement arrives first",
 	"the message is lost", "the message comes, and will again", "asks for 1", "asks for 2", "waits for 1", "waits for 2", "gives up", "refunds", "uses one more", "Reset", "goes idle",
-	"has another number of tokens", "has another length", "the circuit opens", "the window ends",
+	"has another number of tokens", "has another length", "the circuit opens", "the window ends", "holds the key",
 }
 
 // itself reports whether it happens by itself sooner or later.
@@ -225,7 +227,7 @@ func (w *world) actions() (to []action) {
 		}
 		for j, k := range p.keys {
 			may(k.use != nil && k.use.due != 0 && w.now >= k.use.due, tick, i, j)
-			if k.phase < leaving && active < 0 {
+			if k.phase < leaving && active < 0 && !(k.use != nil && k.use.held.unsaid != 0) { // or it stays
 				active = i
 			}
 		}
@@ -274,6 +276,7 @@ func (w *world) actions() (to []action) {
 		may(left.limits > 0, larger, i, 0)
 		may(left.limits > 0, longer, i, 0)
 		may(left.outages > 0 && !p.shard.Open.Load(), outage, i, 0)
+		may(left.holds > 0 && p.env.Find("k") != nil, hold, i, 0)
 	}
 	may(w.left[0].resets > 0, reset, 0, 0)
 	if w.left[0].times > 0 {
@@ -313,6 +316,9 @@ func (w *world) instant() int64 {
 			if l := k.Lease.Load(); l != nil {
 				at2(l.Deadline.Load())
 				at2(l.Latest + 1)
+			}
+			if k.use != nil && k.use.denial.State == denial.Held {
+				at2(k.use.denial.Until)
 			}
 		}
 	}
@@ -374,6 +380,9 @@ func (w *world) do(a action) error {
 		c := w.calls[n]
 		w.calls = slices.Delete(w.calls, n, n+1)
 		w.answers(p)
+		if s := w.of(c.f.Req.Limit.Counter()); c.reply.Held > 0 && c.reply.Window.Gen >= s.kept {
+			s.holds[c.f.k] = max(s.holds[c.f.k], c.reply.Now+c.reply.Held.Microseconds())
+		}
 		c.f.Shard.ObserveLead(time.Duration(w.now - c.f.Ordered))
 		_ = c.f.End(Trip{Sent: c.sent, End: w.now}, c.reply, nil)
 		p.env.Calls.End()
@@ -404,8 +413,13 @@ func (w *world) do(a action) error {
 		if a.kind != loseMail {
 			for _, p := range w.procs {
 				if k := p.env.Find("k"); k != nil && !p.deaf && p.env.Client == m.Process {
-					if s := w.of(m.Counter); m.Kind == backend.Voided && m.Counter == k.Limit.Load().Counter() {
+					switch s := w.of(m.Counter); {
+					case m.Counter != k.Limit.Load().Counter():
+					case m.Kind == backend.Voided:
 						s.heard[k] = m.Window.Gen + 1
+						delete(s.holds, k) // until it has asked: nobody knows which was first
+					case m.Kind == backend.Held && m.Window.Gen >= s.kept:
+						s.holds[k] = max(s.holds[k], m.Window.End*1000)
 					}
 					k.Hear(m.Message)
 				}
@@ -461,6 +475,9 @@ func (w *world) do(a action) error {
 	case overrun:
 		left.debts--
 		w.overrun(i)
+	case hold:
+		left.holds--
+		w.hold(i, time.Duration(1+9*left.holds%2)*300*time.Millisecond)
 	case reset:
 		w.left[0].resets--
 		w.reset(p.limit)
@@ -509,6 +526,13 @@ func (w *world) sync(q backend.Statement) backend.Reply {
 		q.Change -= back
 	}
 	r, messages := s.counter.Sync(q, w.us())
+	if !r.Void && !r.Astray && q.Hold > 0 { // it rounds up to a millisecond
+		s.held = max(s.held, w.us()+q.Hold.Microseconds(), w.us()+s.counter.Check(s.limit, w.us()).Held.Microseconds())
+		s.longest = max(s.longest, s.held)
+	}
+	if s.held > w.us() && r.Grant > 0 {
+		w.errors = append(w.errors, errors.New("a grant while the limit is held"))
+	}
 	switch {
 	case w.fault == greedy:
 		r.Mine += back
@@ -522,9 +546,9 @@ func (w *world) sync(q backend.Statement) backend.Reply {
 	for _, m := range messages {
 		m.Key, m.Counter = "k", q.Limit.Counter()
 		for _, p := range w.procs {
-			if m.Process == p.env.Client || m.Process == "" {
-				m.Process = p.env.Client
-				w.mail = append(w.mail, m)
+			if to := m; m.Process == p.env.Client || m.Process == "" {
+				to.Process = p.env.Client
+				w.mail = append(w.mail, to)
 			}
 		}
 	}
@@ -550,9 +574,24 @@ func (w *world) reset(l backend.Limit) {
 	s := w.of(l.Counter())
 	s.log.Resets = append(s.log.Resets, w.us())
 	void, _ := s.counter.Reset(l, w.us())
+	s.kept, s.held = void.Gen+1, 0
+	clear(s.holds)
 	for _, p := range w.procs {
 		w.mail = append(w.mail, ledger.Message{Process: p.env.Client, Message: backend.Message{Kind: backend.Voided, Key: "k", Counter: l.Counter(), Window: void}})
 	}
+}
+
+// hold holds the key of a process, which does not wait until the store has heard.
+func (w *world) hold(who int, d time.Duration) {
+	k := w.procs[who].env.Find("k")
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	if forgotten, _ := k.Hold(gone, d); forgotten {
+		return
+	}
+	s := w.of(k.Limit.Load().Counter())
+	s.holds[k] = max(s.holds[k], w.us()+d.Microseconds())
+	s.longest = max(s.longest, s.holds[k])
 }
 
 func (w *world) relimit(p *proc) {
@@ -585,7 +624,7 @@ func (w *world) ask(who int, n int64, stay bool) {
 			}
 			if n <= k.Limit.Load().Tokens && lease.Denies(n, w.now) {
 				k.Refusals.Add(1)
-				w.refused(lease.Window)
+				w.refused(k, lease.Window)
 				return
 			}
 		}
@@ -683,6 +722,11 @@ func (w *world) collect() error {
 
 // gone forgets keys that are forgotten.
 func (w *world) gone(p *proc) {
+	for _, k := range p.keys {
+		if s := w.of(k.Limit.Load().Counter()); k.phase == retired && s.holds[k] > max(s.held, w.us()) {
+			w.errors = append(w.errors, errors.New("a key is forgotten, and the store has not heard of its hold"))
+		}
+	}
 	p.keys = slices.DeleteFunc(p.keys, func(k *Key) bool { return k.phase == retired })
 }
 
