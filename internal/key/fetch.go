@@ -219,7 +219,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			f.said(u, ErrClosed)
 			k.env.Counts.Expire(r.Grant)
 		case r.Void: // a copy of this statement was there before; the next one states the account again
-			u.held.holders = append(f.holders, u.held.holders...)
+			f.unheard(u)
 			k.replyLost = true
 			if k.inUse(); f.asks { // what it was granted must go back
 				u.failedAt = now
@@ -229,7 +229,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			}
 			u.void, did.unserved = true, errRepeats
 		case r.Astray: // nothing was done; the next one goes by the store's clock
-			u.held.holders = append(f.holders, u.held.holders...)
+			f.unheard(u)
 			if k.inUse().astray++; u.astray == MaxAstray {
 				u.astray, err = 0, ErrorAstray()
 				u.held.tell(err)

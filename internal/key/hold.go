@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/denial"
 )
 
@@ -81,6 +82,14 @@ func (f *Fetch) said(u *use, err error) {
 	}
 }
 
+// unheard is said of a statement that has done nothing: the next one says the hold, unless that is over by now.
+func (f *Fetch) unheard(u *use) {
+	u.held.holders = append(f.holders, u.held.holders...)
+	if u.held.unsaid == 0 {
+		u.held.tell(errHoldOver)
+	}
+}
+
 // tell ends the wait of all who wait until the store has heard.
 func (h *held) tell(err error) {
 	for _, told := range h.holders {
@@ -95,8 +104,8 @@ func (h *held) forget(err error) {
 	h.tell(err)
 }
 
-// errHoldOver is the cause for a caller of Hold whose hold was over before the store could be told.
-var errHoldOver = errors.New("the hold was over before the store could be told")
+// errHoldOver is for a caller of Hold whose hold was over before the store could be told.
+var errHoldOver = &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("the hold was over before the store could be told")}
 
 // clockDrift bounds how much two clocks differ in speed: 500 parts in a million.
 const clockDrift = 2000

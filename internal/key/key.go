@@ -177,7 +177,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
 			w.Reset.Store(w.Latest)
 		}
-		u.held.forget(&backend.Error{Op: "sync", Class: backend.Unavailable, Err: errHoldOver})
+		u.held.forget(errHoldOver)
 		turned = true
 	}
 	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
