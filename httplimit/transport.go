@@ -23,7 +23,7 @@ import (
 // reads Retry-After, as seconds or as a date, which counts from the answer's own Date; of 429 also
 // RateLimit of draft-ietf-httpapi-ratelimit-headers-11, X-RateLimit-Reset as seconds or as Unix
 // time, and X-RateLimit-Reset-Requests and -Tokens as "1m2.5s". If the answer says nothing, there
-// is no pause. The caller gets the answer, unless Retries asks for another try.
+// is no pause. The caller gets the answer, after a store call, unless Retries asks for another try.
 //
 // The request's context bounds the wait. If its deadline comes before the tokens, RoundTrip
 // returns reservoir.ErrDeadline at once. http.Client.Timeout includes the wait. Redirects
