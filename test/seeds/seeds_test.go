@@ -156,7 +156,7 @@ func covered(t *testing.T, seen tally) {
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"closed under way", "told closed", "prefetch", "probe", "give back", "unknown", "expired", "returned", "rolled",
 		"exact", "another limit", "over the limit", "two limits", "two lengths", "reset", "voided", "calendar", "many from local", "debt", "away at the end",
-		"rolling", "all spent in an interval", "another plan", "outage", "no messages", "clock set back", "false message",
+		"rolling", "all spent in an interval", "another plan", "outage", "hold", "told of a hold", "no messages", "clock set back", "false message",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -196,6 +196,8 @@ func TestSeedsNotice(t *testing.T) {
 				q.Known = q.Seq - 1
 			}
 		}),
+		"the store does not hear of a hold": inStatements(func(q *backend.Statement) { q.Hold = 0 }),
+		"a hold is over too early":          inReplies(func(r *backend.Reply) { r.Held /= 2 }),
 		"what goes back to buckets counts twice": inStatements(func(q *backend.Statement) {
 			for i, c := range q.Changes {
 				q.Changes[i].Tokens += min(c.Tokens, 0)
@@ -240,6 +242,8 @@ func (s *sim) hear(c *simCaller) {
 		s.blurred = s.blurred || c.err != nil
 	case c.what == "refund":
 		s.hearRefund(c)
+	case c.what == "hold" && c.err == nil: // the store has heard it at the latest now
+		s.isHeld(c.p, c.p.limit.inStore(c.key), c.from.Add(c.holds))
 	case c.what == "check", c.what == "refresh" && !errors.Is(c.err, reservoir.ErrClosed):
 	case c.err != nil:
 		s.hearError(c)
@@ -249,6 +253,7 @@ func (s *sim) hear(c *simCaller) {
 		s.must(c.r.RetryAfter > 0, "a refusal without RetryAfter: %+v", c.r)
 	case c.r.Source == reservoir.Fallback:
 		s.seen["fallback"]++
+		s.notHeld(c)
 		c.p.alone += c.n
 		s.won = append(s.won, c)
 	default:
@@ -294,9 +299,19 @@ func (s *sim) admit(c *simCaller) {
 	}
 	s.must(r.RetryAfter == 0 && r.Remaining <= r.Limit, "%+v", r)
 	s.must(c.at.Before(r.Reset.Add(s.behind)), "spent at %v, from %s, in a window that ended at %v", c.at, r.Source, r.Reset)
+	s.notHeld(c)
 	c.p.admitted += c.n
 	s.spend(c, c.slot(), c.n)
 	s.won = append(s.won, c)
+}
+
+// notHeld: who has heard that a key is held admits nothing before the end.
+func (s *sim) notHeld(c *simCaller) {
+	for _, q := range s.quiet {
+		if q.p == c.p && q.key == c.p.limit.inStore(c.key) && !s.freed[c.key] && !s.few {
+			s.must(!c.at.After(q.from) || !c.at.Before(q.until), "spent from %s at %v, of a key that is held from %v to %v", c.r.Source, c.at, q.from, q.until)
+		}
+	}
 }
 
 // hearRefund counts the tokens again that have not gone back. After an error they may
@@ -510,7 +525,7 @@ func (s *sim) conserved(l named, key string) {
 
 // forgets: when all that was spent is over, all of each limit is free again.
 func (s *sim) forgets(longest time.Duration) {
-	time.Sleep(2*longest + time.Second)
+	time.Sleep(2*longest + time.Second + s.holds)
 	for _, l := range s.counted() {
 		for _, key := range s.keys {
 			state, err := s.net.Store().Check(context.Background(), l.inStore(key), backend.Limit(l.Limit))

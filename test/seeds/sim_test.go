@@ -31,17 +31,28 @@ type sim struct {
 	callers []*simCaller // under way
 	won     []*simCaller // whose tokens may be refunded
 	spent   map[slot]int64
-	rolls   map[slot][]use // of rolling limits, by generation
-	slack   int64          // tokens that may be charged though nobody has them: of calls that nobody heard of
-	blurred bool           // more such tokens, nobody knows how many
-	losses  int            // how often the store has lost its data
-	most    int            // how often it may
-	down    atomic.Bool    // the store turns all calls away
-	behind  time.Duration  // by which the store's clock was set back
-	steps   bool           // it is
-	now     *atomic.Int64  // tokens that WithLimits says; nil = there is none
+	rolls   map[slot][]use  // of rolling limits, by generation
+	slack   int64           // tokens that may be charged though nobody has them: of calls that nobody heard of
+	blurred bool            // more such tokens, nobody knows how many
+	losses  int             // how often the store has lost its data
+	most    int             // how often it may
+	down    atomic.Bool     // the store turns all calls away
+	behind  time.Duration   // by which the store's clock was set back
+	steps   bool            // it is
+	now     *atomic.Int64   // tokens that WithLimits says; nil = there is none
+	quiet   []quiet         // in which some process admits nothing
+	holds   time.Duration   // the longest
+	few     bool            // keys have no room, so that nothing is known of them between two calls
+	freed   map[string]bool // keys that were reset, so that it is not known which of their holds last
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
+}
+
+// quiet is a time in which a process admits nothing of a key, because it is held and the process has heard so.
+type quiet struct {
+	p           *process
+	key         string // what the store calls it
+	from, until time.Time
 }
 
 // use is what was spent at one instant; less than nothing, if it came back later.
@@ -101,7 +112,8 @@ type simCaller struct {
 	n       int64
 	charged int64 // of a refund: what it is to take back
 	used    int64 // what it is settled to
-	shared  bool  // another refund of the process was under way, so n may be of that one
+	holds   time.Duration
+	shared  bool // another refund of the process was under way, so n may be of that one
 	cancel  context.CancelFunc
 	from    time.Time
 	at      time.Time // when it returned
@@ -169,7 +181,7 @@ var (
 
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, seen: seen}
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, freed: map[string]bool{}, seen: seen}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
 		if s.down.Load() {
@@ -262,7 +274,7 @@ func (s *sim) options() []reservoir.Option {
 	}
 	s.steps = s.most == 0 && !slices.ContainsFunc(s.counted(), func(l named) bool { return !l.Rolls }) && s.oneIn(2)
 	if s.oneIn(12) {
-		opts = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2)))
+		opts, s.few = append(opts, reservoir.WithMaxKeys(s.rnd.IntN(2))), true
 	}
 	return opts
 }
@@ -303,7 +315,7 @@ func (s *sim) run() {
 }
 
 func (s *sim) step() {
-	switch k := s.rnd.IntN(104); {
+	switch k := s.rnd.IntN(107); {
 	case k < 2:
 		s.burst()
 	case k < 38:
@@ -323,9 +335,11 @@ func (s *sim) step() {
 	case k < 98:
 		s.relimit()
 		s.reset()
-	case k < 99:
+	case k < 101:
+		s.hold()
+	case k < 102:
 		s.forget()
-	case k < 100:
+	case k < 103:
 		s.end()
 	default:
 		s.weather()
@@ -375,7 +389,24 @@ func (s *sim) reset() {
 		p, key := pickOf(s, s.all...), pickOf(s, s.keys...)
 		s.seen["reset"]++
 		s.log("process %d: reset %s", p.who, key)
+		s.freed[key] = true
 		s.launch(&simCaller{p: p, key: key, what: "reset"}, context.Background())
+	}
+}
+
+// hold holds a key, for some of a window or for longer.
+func (s *sim) hold() {
+	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...), what: "hold", holds: s.pause() * pickOf[time.Duration](s, 1, 1, 2)}
+	s.seen["hold"]++
+	s.holds = max(s.holds, c.holds)
+	s.log("process %d: hold %s for %v", c.p.who, c.key, c.holds)
+	s.launch(c, context.Background())
+}
+
+// isHeld notes that a process has heard that a key is held.
+func (s *sim) isHeld(p *process, key string, until time.Time) {
+	if s.most == 0 && s.plans == nil && until.After(time.Now()) { // what loses its data forgets it, and what changes its plan may leave it
+		s.quiet = append(s.quiet, quiet{p, key, time.Now(), until})
 	}
 }
 
@@ -400,12 +431,13 @@ func (s *sim) weather() {
 		}
 	default:
 		l, key := pickOf(s, s.counted()...), pickOf(s, s.keys...)
-		m := backend.Message{Kind: pickOf(s, backend.Recall, backend.Exhausted, backend.Again, backend.Voided), Key: l.inStore(key), Counter: l.counter(), Limit: l.Tokens}
+		m := backend.Message{Kind: pickOf(s, backend.Recall, backend.Exhausted, backend.Again, backend.Voided, backend.Held), Key: l.inStore(key), Counter: l.counter(), Limit: l.Tokens}
 		all, err := s.net.Inspect(context.Background(), m.Key)
 		s.must(err == nil, "inspect: %v", err)
 		if i := slices.IndexFunc(all, func(c backend.Contents) bool { return c.Counter == m.Counter }); i >= 0 {
 			s.seen["false message"]++
 			m.Window = all[i].Window
+			s.freed[key] = s.freed[key] || m.Kind == backend.Voided // ends a hold of which the store has not heard
 			s.log("a false message: %+v", m)
 			_ = s.net.Store().(backend.Listener).Publish(context.Background(), m)
 		}
@@ -448,6 +480,8 @@ func (c *simCaller) do(ctx context.Context) {
 		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
 		c.r, c.err = c.p.Check(ctx, c.key)
+	case "hold":
+		c.err = c.p.Hold(context.Background(), c.key, c.holds)
 	case "reset":
 		c.err = c.p.Reset(context.Background(), c.key)
 	case "refresh":
@@ -480,6 +514,12 @@ func (s *sim) deliver(c *testnet.Call) {
 		}
 	}
 	s.log("answer %d: %s %s", c.Who, c.Op, c.Key)
+	if r, ok := c.Reply.(*backend.Reply); ok && !c.Ghost && c.Err == nil && r.Held > 0 {
+		s.seen["told of a hold"]++
+		if !s.steps {
+			s.isHeld(s.all[c.Who], c.Key, time.UnixMicro(r.Now-1).Add(r.Held)) // it rounds up
+		}
+	}
 	s.net.Answer(c)
 }
 
