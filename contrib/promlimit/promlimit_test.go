@@ -280,3 +280,20 @@ func TestStoreCallsAreCheapToRecord(t *testing.T) {
 	tell(call)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { tell(call) }))
 }
+
+// A hold is counted, and its store call has its own cause.
+func TestHolds(t *testing.T) {
+	metrics := promlimit.New(nil)
+	l := use(t, metrics, 1)
+	require.NoError(t, l.Hold(t.Context(), "held", time.Minute))
+	causes := func() (n uint64) {
+		for _, m := range scrape(t, with(t, metrics))["reservoir_store_call_duration_seconds"].Metric {
+			if labels(m)["cause"] == "hold" {
+				n += m.GetHistogram().GetSampleCount()
+			}
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return causes() == 1 }, time.Minute, time.Millisecond, "hooks are told after the caller")
+	require.EqualValues(t, 1, value(t, scrape(t, with(t, metrics)), "reservoir_holds_total"))
+}
