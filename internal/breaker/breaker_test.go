@@ -265,3 +265,13 @@ func TestRejectionsAreWatched(t *testing.T) {
 	assert.False(t, b.Watched())
 	assert.True(t, opened(t, 0).Watched())
 }
+
+// TestResetAfterARejection: a shard that has no keys any more needs no probes, though it has rejected a call just now.
+func TestResetAfterARejection(t *testing.T) {
+	var b Breaker
+	b.Record(1, 1, Rejected, errPassword)
+	assert.True(t, b.Watched())
+	b.Reset(2)
+	assert.False(t, b.Watched())
+	assert.Equal(t, []Change{{Rejecting: true, Err: errPassword}, {}}, told(&b))
+}

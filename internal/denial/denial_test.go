@@ -159,24 +159,43 @@ func TestAwait(t *testing.T) {
 	assert.Zero(t, d)
 }
 
+// TestLook: a held key looks once in a window whether it is still held, and a caller whom it refuses then causes the probe. A hold that is
+// made longer puts off no look.
+func TestLook(t *testing.T) {
+	d := Denial{State: Denied, Until: 3, Ask: 5}
+	d.Hold(7, int64(10*window), window)
+	assert.EqualValues(t, 7+int64(window), d.Look)
+	assert.Zero(t, d.Ask, "nobody is called for")
+	assert.EqualValues(t, 7+3000*ms, d.Recheck)
+	d.Hold(9, int64(11*window), window)
+	assert.EqualValues(t, int64(11*window), d.Until)
+	assert.EqualValues(t, 7+int64(window), d.Look)
+	assert.False(t, d.Probe(7+int64(window)-1, window))
+	assert.True(t, d.Probe(7+int64(window), window))
+	assert.EqualValues(t, 7+2*int64(window), d.Look)
+}
+
 // TestStates: each event leads from each state to the one that is drawn, and a wrong step is noticed.
 func TestStates(t *testing.T) {
 	called := Reply{Called: true, InVain: true, Patience: time.Second}
 	for name, row := range map[string]struct {
 		event func(d *Denial)
-		to    [3]State // from Open, Recalled, Denied
+		to    [4]State // from Open, Recalled, Denied, Held
 	}{
-		"refused":          {func(d *Denial) { d.Deny(7, 100, long, window) }, [3]State{Denied, Denied, Denied}},
-		"some came back":   {func(d *Denial) { d.Open() }, [3]State{Open, Recalled, Open}},
-		"a Reset":          {func(d *Denial) { d.Reset() }, [3]State{Open, Open, Open}},
-		"others lie idle":  {func(d *Denial) { d.Await(called, 7) }, [3]State{Recalled, Recalled, Recalled}},
-		"nobody lies idle": {func(d *Denial) { d.Await(Reply{Served: true}, 7) }, [3]State{Open, Open, Open}},
+		"refused":          {func(d *Denial) { d.Deny(7, 100, long, window) }, [4]State{Denied, Denied, Denied, Held}},
+		"some came back":   {func(d *Denial) { d.Open() }, [4]State{Open, Recalled, Open, Held}},
+		"a Reset":          {func(d *Denial) { d.Reset() }, [4]State{Open, Open, Open, Open}},
+		"somebody holds":   {func(d *Denial) { d.Hold(7, 9, window) }, [4]State{Held, Held, Held, Held}},
+		"the hold lasts":   {func(d *Denial) { d.Expire(8) }, [4]State{Open, Recalled, Denied, Held}},
+		"the hold is over": {func(d *Denial) { d.Expire(9) }, [4]State{Open, Recalled, Denied, Open}},
+		"others lie idle":  {func(d *Denial) { d.Await(called, 7) }, [4]State{Recalled, Recalled, Recalled, Held}},
+		"nobody lies idle": {func(d *Denial) { d.Await(Reply{Served: true}, 7) }, [4]State{Open, Open, Open, Held}},
 	} {
 		for from, to := range row.to {
-			d := [3]Denial{{}, {State: Recalled, Ask: 9}, {State: Denied, Until: 9}}[from]
+			d := [4]Denial{{}, {State: Recalled, Ask: 9}, {State: Denied, Until: 9}, {State: Held, Until: 9, Look: 99}}[from]
 			row.event(&d)
 			assert.Equal(t, to, d.State, "%s, from %d", name, from)
-			assert.Equal(t, to == Denied, d.Until != 0, name)
+			assert.Equal(t, to >= Denied, d.Until != 0, name)
 		}
 	}
 	if invariant.Enabled {

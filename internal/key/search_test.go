@@ -57,7 +57,7 @@ func TestSearch(t *testing.T) {
 			"stock":      small(4, rolls, pairs, budget{asks: 3, refunds: 1, debts: 1, lost: 1, late: 1, times: 4}),
 			"messages":   small(4, rolls, pairs, budget{asks: 4, stays: true, gives: 1, refunds: 1, mail: 2, times: 4}),
 			"resets":     small(3, rolls, pairs, budget{asks: 3, stays: true, lost: 1, mail: 1, times: 3, resets: 2}),
-			"holds":      small(3, rolls, pairs, budget{asks: 3, stays: true, refunds: 1, lost: 1, late: 1, mail: 1, times: 4, resets: 1, holds: 1}),
+			"holds":      small(3, rolls, pairs, budget{asks: 3, stays: true, refunds: 1, lost: 1, late: 1, mail: 1, times: 4, resets: 1, holds: 2}),
 			"leaves":     small(3, rolls, pairs, budget{asks: 3, refunds: 1, lost: 1, late: 1, times: 3, idles: 2, limits: 2}),
 			"everything": small(2, rolls, pairs, budget{asks: 4, stays: true, gives: 2, refunds: 2, debts: 1, lost: 2, late: 2, mail: 2, times: 6, resets: 1, idles: 1, limits: 2, outages: 1, holds: 1}),
 			"outages":    small(3, rolls, pairs, budget{asks: 3, stays: true, gives: 1, refunds: 1, lost: 1, times: 4, idles: 1, outages: 2}),

@@ -477,7 +477,11 @@ func (w *world) do(a action) error {
 		w.overrun(i)
 	case hold:
 		left.holds--
-		w.hold(i, time.Duration(1+9*left.holds%2)*300*time.Millisecond)
+		d := 3 * time.Second // beyond the window
+		if left.holds > 0 {
+			d = 300 * time.Millisecond
+		}
+		w.hold(i, d)
 	case reset:
 		w.left[0].resets--
 		w.reset(p.limit)

@@ -78,6 +78,16 @@ func TestStep(t *testing.T) {
 		{"a probe is due", func(f *Facts) { f.Probe = true }, Probe, Never},
 		{"a probe, after a failure", func(f *Facts) { f.Probe, f.Backoff = true, 101 }, None, 101},
 
+		{"held, and the store has not heard", func(f *Facts) { f.Held, f.Unsaid, f.Denied = true, true, 150 }, Hold, Never},
+		{"that, after a failure", func(f *Facts) { f.Held, f.Unsaid, f.Denied, f.Backoff = true, true, 150, 110 }, None, 110},
+		{"that, and away", func(f *Facts) { f.Open, f.Held, f.Unsaid, f.Denied = true, true, true, 150 }, Hold, Never},
+		{"that, in line", func(f *Facts) { f.Open, f.Held, f.Unsaid, f.Denied, f.InLine = true, true, true, 150, Rest }, None, 150},
+		{"held, and away", func(f *Facts) { f.Open, f.Held, f.Denied = true, true, 150 }, None, 150},
+		{"held, and one is parked", func(f *Facts) { f.Held, f.Parked, f.Denied, f.Over = true, 1, 150, 0 }, None, 150},
+		{"held, and one is parked beyond the window", func(f *Facts) { f.Held, f.Parked, f.Denied, f.Regular = true, 1, 300, false }, None, 300},
+		{"held, one is parked, and away", func(f *Facts) { f.Open, f.Ask, f.Held, f.Parked, f.Denied = true, 120, true, 1, 150 }, None, 150},
+		{"held, and a look is due", func(f *Facts) { f.Held, f.Probe, f.Denied = true, true, 150 }, Probe, Never},
+
 		{"no window was heard of", func(f *Facts) { f.Over, f.Low, f.Surplus = 0, true, 9 }, None, Never},
 		{"the window ends now", func(f *Facts) { f.Now = 200 }, None, 211},
 		{"over, and others go first", func(f *Facts) { f.Now = 201 }, None, 210},
