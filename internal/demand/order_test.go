@@ -136,19 +136,26 @@ func TestSmall(t *testing.T) {
 		clients int64
 		change  func(*Terms)
 		small   bool
+		size    float64 // of requests; 0 = 1
 	}{
-		{"a part of five visits", 1, 12, nil, false},
-		{"a part of fewer", 1, 13, nil, true},
-		{"of larger visits", 2, 7, nil, true},
-		{"a visit that may lie idle", 6, 1, nil, false},
-		{"a visit that may not", 7, 1, nil, true},
-		{"rolling", 7, 1, func(t *Terms) { t.Limit.Rolls = true }, false},
-		{"without stock", 7, 1, func(t *Terms) { t.Kind = Direct }, false},
-		{"as the user wants", 7, 1, func(t *Terms) { t.Kind = Fixed }, false},
+		{"a part of five visits", 1, 12, nil, false, 0},
+		{"a part of fewer", 1, 13, nil, true, 0},
+		{"of larger visits", 2, 7, nil, true, 0},
+		{"a part of five visits with requests of three tokens", 2, 2, nil, false, 3},
+		{"a part of fewer such", 2, 3, nil, true, 3},
+		{"a visit that may lie idle", 6, 1, nil, false, 0},
+		{"a visit that may not", 7, 1, nil, true, 0},
+		{"rolling", 7, 1, func(t *Terms) { t.Limit.Rolls = true }, false, 0},
+		{"without stock", 7, 1, func(t *Terms) { t.Kind = Direct }, false, 0},
+		{"as the user wants", 7, 1, func(t *Terms) { t.Kind = Fixed }, false, 0},
 	} {
 		x := terms(row.change)
 		x.Limit.Tokens, x.Clients = 60, row.clients
-		assert.Equal(t, row.small, running(0, row.visit).small(x), row.name)
+		d := running(0, row.visit)
+		if row.size != 0 {
+			d.size = row.size
+		}
+		assert.Equal(t, row.small, d.small(x), row.name)
 	}
 }
 
