@@ -395,7 +395,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 		u.owes = now
 	}
 
-	// What the store believes idle here.
+	// What the store believes idle here. A look compares it with what is idle, and a key that forgot to say so would be called in vain, or never.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
 	held, alive := k.Reserved+w.Stock.Load(), now < w.Deadline.Load()
 	t, reorder := k.sizes(now, alive), int64(-1)
@@ -431,7 +431,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	}
 	u.trip = now - c.Sent
 
-	// A denial, if the store has too little for some caller: nothing, too little for the first one that f was made for, or no more than
+	// A denial. Only now: it reads when tokens count no more, which Free has just set. It comes if the store has too little for some caller: nothing, too little for the first one that f was made for, or no more than
 	// when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
 	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks)) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
 	if none && !waits && q.Limit.Tokens >= l.Tokens {

@@ -68,8 +68,10 @@ const (
 	retired       // forgotten, or closed: look the key up again
 )
 
-// use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice.
+// use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice. The key's
+// lock guards it, and only steps touch it. Each begins with a zero one if there is none, and drops it if nothing of it would be missed.
 type use struct {
+	// The parts. Only their methods write them, but for held and share, which are the key's own.
 	line    waiters.Line[Verdict]
 	denial  denial.Denial
 	held    held
@@ -77,10 +79,12 @@ type use struct {
 	demand  *demand.Demand // nil until the key is in use; see inUse
 	share   *share         // what the failure policy has admitted; nil = nothing
 
+	// The fetch. order writes these, and the end of the fetch, which no other event replaces.
 	fetch    *Fetch // in flight; there is one at a time; nil = none
 	unserved int    // fetches in a row that served nobody
 	joined   int64  // callers who have come since the last order
 
+	// When. Times are of the key's clock, and 0 is none. Only step sets the timer; each decision may only bring it forward.
 	timer  *time.Timer
 	due    int64 // when timer fires
 	spread int64 // delay after the reset or before a bucket's end, so that processes do not all call at once
@@ -88,6 +92,7 @@ type use struct {
 	owes   int64 // since when debt is settled, which may wait for chargePart of the window; 0 = it may not
 	quiet  int64 // until when a rolling limit orders nothing ahead, because it would get nothing
 
+	// After failures. A reply that counts sets all of them to zero but failedAt, which needsLast asks for long after.
 	backoff  int64          // after a failed fetch, the earliest time of the next
 	pause    time.Duration  // of the last back-off; it doubles
 	failedAt int64          // when a fetch that asks for a batch failed last, or its reply was void
@@ -96,6 +101,7 @@ type use struct {
 	astray   int            // fetches in a row that named another period of the calendar than the store's
 	voided   backend.Window // the last one that a Reset has voided, by its message
 
+	// The limit and the failure policy. Sequence numbers are of the line, and 0 is before all callers.
 	asked   uint64 // number of the last question for the limit whose answer may be too old
 	policed uint64 // the failure policy has no answer for the callers in line up to this one, but Rejected
 	shared  int64  // tokens that it still admitted when they were asked about
@@ -184,7 +190,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		k.publish()
 	}
 
-	// Change.
+	// Change. Under the same lock as all that follows, or another caller could spend between the change and its consequences.
 	did := change(now)
 	if !did.changed && !turned && k.phase == was || k.phase == retired {
 		return nil
@@ -228,7 +234,8 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		u.held.tell(k.shard.OpenError())
 	}
 
-	// Decide.
+	// Decide. After the line is served: what it leaves is the stock that a batch is sized for, and that may go back. And once, because two
+	// decisions of one event could send a return and a prefetch, which bring back what others have called.
 	var idle, look int64
 	if w != nil && u.fetch == nil && (u.demand != nil || k.phase >= leaving || k.env.Direct) { // a reply may bring what others want
 		idle, look = k.look(now, alive)
@@ -250,7 +257,8 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		why, class, at = next.Step(facts)
 	}
 
-	// Act.
+	// Act. The order is written here, so that it states the account of this moment; it is sent when the lock is released. The timer comes
+	// last: a fetch that is ordered needs none, because its end is an event.
 	if why != next.None && k.env.Calls.Begin() {
 		f = k.order(why, now, alive, did.probe, facts.Surplus)
 		f.slot = did.slot

@@ -184,6 +184,7 @@ func (k *Key) Visit() {
 		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid != 0 {
 			return unchanged
 		}
+		// Not retired at once: the store must hear first what goes back, or it would stay charged until the window ends.
 		k.leave(now)
 		leaves = true
 		return changed

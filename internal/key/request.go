@@ -89,6 +89,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 		if stock, short := k.Held(), away || u.denial.State == denial.Denied && lease.Remaining.Load() == 0; q.Some && alive && stock > 0 && short {
 			n = min(n, stock)
 		}
+		// Not past callers in line: who has just come would take what they wait for, again and again while many come.
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
 			if left, ok := lease.Spend(n); ok {
 				k.Used(n)
@@ -106,7 +107,8 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 			return did
 		}
 
-		// By the failure policy, or in line.
+		// By the failure policy, or in line. After memory, because what the process holds may be spent whatever the store does: it is
+		// charged already.
 		if away {
 			var decided bool
 			if v, decided = k.policy(q, now, k.shard.OpenError()); decided {
