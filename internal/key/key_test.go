@@ -510,18 +510,23 @@ func TestDenialEndsWithMore(t *testing.T) {
 			has, err := r.store.Sync(t.Context(), other)
 			require.NoError(t, err)
 			require.False(t, r.ask(t, k, 20).Allowed)
-			require.Equal(t, denial.Denied, k.use.denial.State)
+			is := func() denial.Denial {
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				return k.use.denial
+			}
+			require.Equal(t, denial.Denied, is().State)
 			if more {
 				other.Seq, other.Window, other.Mine, other.Want, other.Need, other.Change = 2, has.Window, 990, 0, 0, -500
 				_, err = r.store.Sync(t.Context(), other)
 				require.NoError(t, err)
 			}
-			time.Sleep(time.Duration(k.use.denial.Until - r.env.Clock.Now()))
+			time.Sleep(time.Duration(is().Until - r.env.Clock.Now()))
 			before := r.sent.Load()
 			require.False(t, r.ask(t, k, 20).Allowed, "it is refused from memory, and causes a probe")
 			time.Sleep(2 * time.Millisecond)
 			require.Equal(t, before+1, r.sent.Load())
-			require.Equal(t, more, k.use.denial.State == denial.Open)
+			require.Equal(t, more, is().State == denial.Open)
 			require.Equal(t, more, r.ask(t, k, 20).Allowed)
 		})
 	}

@@ -86,8 +86,10 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 		}
 
 		// From memory. Where no more than the stock is to be had, some tokens are those.
-		if stock, short := k.Held(), away || u.denial.State == denial.Denied && lease.Remaining.Load() == 0; q.Some && alive && stock > 0 && short {
-			n = min(n, stock)
+		if q.Some && alive && (away || u.denial.State == denial.Denied && lease.Remaining.Load() == 0) {
+			if stock := k.Held(); stock > 0 {
+				n = min(n, stock)
+			}
 		}
 		// Not past callers in line: who has just come would take what they wait for, again and again while many come.
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
