@@ -985,3 +985,25 @@ func TestFirstContact(t *testing.T) {
 		require.Positive(t, net.Happened(testnet.Hang))
 	})
 }
+
+// TestReplyAfterItsBucket: what a rolling limit has granted for a bucket that is over by the time of the reply is asked for again at once.
+func TestReplyAfterItsBucket(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		slow := true
+		net := testnet.Far(rtt / 2)
+		net.Travel = func(_ int, leg testnet.Leg) time.Duration {
+			if slow && leg == testnet.Coming { // the first call may take two seconds
+				slow = false
+				return 1500 * time.Millisecond
+			}
+			return rtt / 2
+		}
+		l := open(t, net, reservoir.PerMinute(600).Rolling(), opt)
+		time.Sleep(2500 * time.Millisecond) // a bucket lasts for three seconds
+		begin := time.Now()
+		require.True(t, allow(t, l, "k", 1).Allowed)
+		require.False(t, slow)
+		require.Less(t, time.Since(begin), 2*time.Second)
+		require.Positive(t, l.Stats().Expired+l.Stats().Returned+l.Stats().Held)
+	})
+}
