@@ -152,6 +152,10 @@ func TestHoldIsNeverShortened(t *testing.T) {
 		ends := time.Now().Add(5 * time.Minute)
 		require.NoError(t, all[2].Hold(bg, "k", time.Second))
 		time.Sleep(5 * rtt)
+		for _, l := range all { // this one looks
+			require.False(t, allow(t, l, "k", 1).Allowed)
+		}
+		time.Sleep(5 * rtt)
 		requireHeld(t, all, ends)
 		time.Sleep(time.Minute)
 		requireHeld(t, all, ends)

@@ -40,7 +40,11 @@ func (k *Key) Hear(m backend.Message) {
 			if w != nil {
 				w.Doubt(now)
 			}
-			u.denial.Reset()
+			if u.denial.State == denial.Held { // what is known stands, or a policy could admit while the store is away
+				u.denial.Look = now
+			} else {
+				u.denial.Reset()
+			}
 			return changed
 		case m.Kind == backend.Recall && (current || u.fetch != nil): // the reply may name that window
 			k.inUse().surplus.Recall(m.Window, rolls)

@@ -403,8 +403,9 @@ func (s *sim) hold() {
 	s.launch(c, context.Background())
 }
 
-// isHeld notes that a process has heard that a key is held.
+// isHeld notes that a process has heard that a key is held. Stores round up to a millisecond what somebody has asked for.
 func (s *sim) isHeld(p *process, key string, until time.Time) {
+	until = until.Add(-time.Millisecond)
 	if s.most == 0 && s.plans == nil && until.After(time.Now()) { // what loses its data forgets it, and what changes its plan may leave it
 		s.quiet = append(s.quiet, quiet{p, key, time.Now(), until})
 	}
