@@ -222,7 +222,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			f.unheard(u)
 			k.replyLost = true
 			if k.inUse(); f.asks { // what it was granted must go back
-				u.failedAt = now
+				u.failedAt = max(now, 1)
 			}
 			if u.void { // twice: the network repeats all
 				u.backOff(now, LongestPause)
@@ -275,7 +275,7 @@ func (f *Fetch) failed(now int64, err error) {
 		last = u.line.Last
 	}
 	if u.rejected = !Outage(err); f.asks { // others grant nothing
-		u.failedAt = now
+		u.failedAt = max(now, 1)
 	}
 	longest := LongestPause
 	if u.rejected { // no circuit spares the store the calls of all other keys
