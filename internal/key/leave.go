@@ -185,7 +185,9 @@ func (k *Key) Visit() {
 			mark += uint64(u.share.admitted)
 		}
 		k.node.Tag = uint32(mark^mark>>32) | 1
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid != 0 {
+		// A failure policy could admit what a hold forbids, if nobody here knew of it.
+		lenient := u.denial.State == denial.Held && k.env.Fallback.Mode != FailClosed
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid != 0 || lenient {
 			return unchanged
 		}
 		// Not retired at once: the store must hear first what goes back, or it would stay charged until the window ends.
