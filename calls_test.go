@@ -949,7 +949,7 @@ func TestCallersGoFirst(t *testing.T) {
 // TestLinesHoldNothing: keys in line have no goroutine, while the store is away and after.
 func TestLinesHoldNothing(t *testing.T) {
 	inBubble(t, "", func(t *testing.T) {
-		const keys, few = 2_000, 20 // goroutines of tests before this one may still begin and end
+		const keys, few = 2_000, 100 // goroutines of tests before this one may still begin and end
 		net := testnet.Far(rtt / 2)
 		p := &paced{T: t, net: net, keys: keys, shards: 1}
 		p.open(reservoir.Limit{Tokens: 1000, Window: 10 * time.Minute}, reservoir.WithFixedBatch(1))
