@@ -48,7 +48,7 @@ func TestHeld(t *testing.T) {
 		"one process hangs": func(t *testing.T) held {
 			s, proxy := redistest.Start(t), (*redistest.Proxy)(nil)
 			h := heldOn(t, s, func(*redistest.Server) {
-				require.Positive(t, proxy.Held())
+				require.Eventually(t, func() bool { return proxy.Held() > 0 }, 10*time.Second, time.Millisecond, "the message is on its way")
 				proxy.Hold(false)
 			})
 			proxy = redistest.NewProxy(t, s.Addr())

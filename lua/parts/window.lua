@@ -48,6 +48,6 @@ if began then
   claimable = unknown and used or 0
 end
 local timed = stop ~= had or not count                 -- the count and the end are written anew
-local gone = stop + (length < 60000 and length or 60000)
-if gone < hold then gone = hold end
-gone = (timed or began) and format('%d', gone + 1000)  -- all keys at once: in a slot that moves, some alone serve nobody
+local lasts = stop + (length < 60000 and length or 60000)
+if lasts < hold then lasts = hold end
+local gone = (timed or began) and format('%d', lasts + 1000)  -- all keys at once: in a slot that moves, some alone serve nobody

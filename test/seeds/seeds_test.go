@@ -168,7 +168,7 @@ func TestSeedsNotice(t *testing.T) {
 	defer chance.Seed(1)()
 	for name, set := range map[string]func(*sim){
 		"a grant that is not charged": inReplies(func(r *backend.Reply) {
-			if r.Grant > 0 {
+			if r.Grant > 0 && len(r.Grants) == 0 {
 				r.Grant, r.Mine = r.Grant+1, r.Mine+1
 			}
 		}),
