@@ -544,7 +544,7 @@ func (l *Limiter) Hold(ctx context.Context, key string, d time.Duration) error {
 // holdOutside is Hold for a key that has no room in memory.
 func (l *Limiter) holdOutside(ctx context.Context, name string, limit backend.Limit, d time.Duration) error {
 	for try := 1; ; try++ {
-		q := backend.Statement{Key: placement.Named(l.name, name), Limit: limit.Plain(), Hold: (d + time.Millisecond - 1).Truncate(time.Millisecond), Detached: true}
+		q := backend.Statement{Key: placement.Named(l.name, name), Limit: limit.Plain(), Hold: d, Detached: true}
 		call := l.newCall("sync", &q)
 		q.Begin, q.End = key.Period(limit, call.shard.Clock())
 		call.Cause = string(next.Hold)

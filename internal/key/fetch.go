@@ -111,7 +111,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 		q.Idle = free
 	}
 	if u.held.unsaid > now && u.denial.State == denial.Held { // the hold, of which the store has not heard
-		q.Hold = (time.Duration(u.held.unsaid-now) + time.Millisecond - 1).Truncate(time.Millisecond)
+		q.Hold = time.Duration(u.held.unsaid - now)
 		f.holds, f.holders, u.held.holders = u.held.unsaid, u.held.holders, nil
 	}
 
@@ -353,13 +353,13 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	switch {
 	case r.Window.Gen < f.void: // a Reset has ended what it says of a hold
 	case r.Held > 0:
-		until := now + int64(r.Held) + int64(r.Held)/clockDrift
+		until := now + int64(r.Held) + int64(r.Held)/tokens.Drift
 		if is && old {
 			until = max(until, u.denial.Until)
 		}
 		k.hold(now, until)
 		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
-		u.held.sure = max(u.held.sure, c.Sent+int64(r.Held)-int64(r.Held)/clockDrift)
+		u.held.sure = max(u.held.sure, c.Sent+int64(r.Held)-int64(r.Held)/tokens.Drift)
 	case is && !old: // a Reset has ended it, or the store's clock is faster
 		u.held.forget(nil)
 		u.denial.Reset()

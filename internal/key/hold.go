@@ -106,6 +106,3 @@ func (h *held) forget(err error) {
 
 // errHoldOver is for a caller of Hold whose hold was over before the store could be told.
 var errHoldOver = &backend.Error{Op: "sync", Class: backend.Unavailable, Err: errors.New("the hold was over before the store could be told")}
-
-// clockDrift bounds how much two clocks differ in speed: 500 parts in a million.
-const clockDrift = 2000

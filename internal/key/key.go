@@ -42,7 +42,7 @@ type machine struct {
 	env           *Env                          // never changes
 	node          *node                         // never changes; has the name, and the Key
 
-	// The key's lock guards all that follows. Nothing writes it but step, with the events that it calls, and a key's end (Retire, LastFetch).
+	// The key's lock guards all that follows. Nothing writes it but step, with the events that it calls.
 	shard     *Shard     // on which the key was when it last looked
 	use       *use       // nil outside a step unless the key is in use
 	first     int64      // time of the first fetch; 0 = none yet

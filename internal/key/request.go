@@ -73,14 +73,17 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 			k.findShard()
 		}
 		away := k.shard.Open.Load()
-		if held := u.denial.State == denial.Held; held && !stay {
+		refuse := func() effect { // from memory. A probe looks whether that is still true; nobody waits for it
 			did := effect{}
-			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // is it still?
+			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) {
 				did = effect{changed: true, probe: least}
 			}
 			k.Refusals.Add(1)
 			v.Answer = k.answer(false, n, now, Local)
 			return did
+		}
+		if held := u.denial.State == denial.Held; held && !stay {
+			return refuse()
 		} else if held {
 			away = false // whatever the store does, the caller waits for the hold's end
 		}
@@ -100,13 +103,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 			}
 		}
 		if alive && !stay && u.denial.State == denial.Denied && least > lease.Remaining.Load()+k.Held() {
-			did := effect{}
-			if u.fetch == nil && !away && u.denial.Probe(now, l.Window) { // nobody waits for it
-				did = effect{changed: true, probe: least}
-			}
-			k.Refusals.Add(1)
-			v.Answer = k.answer(false, n, now, Local)
-			return did
+			return refuse()
 		}
 
 		// By the failure policy, or in line. After memory, because what the process holds may be spent whatever the store does: it is

@@ -98,11 +98,11 @@ func (a *Ring) bucket(number int64) *bucket {
 	return &a.list[i]
 }
 
-// drift bounds how much two clocks differ in speed: 1/drift, 500 parts in a million.
-const drift = 2000
+// Drift bounds how much two clocks differ in speed: 1/Drift, 500 parts in a million.
+const Drift = 2000
 
 // passed is how many us pass by the store's clock between two times at most.
-func (a *Ring) passed(from, to int64) int64 { return (to-from+(to-from)/drift)/1000 + 1 }
+func (a *Ring) passed(from, to int64) int64 { return (to-from+(to-from)/Drift)/1000 + 1 }
 
 // clock is the store's clock at now, us, at the latest.
 func (a *Ring) clock(now int64) int64 { return a.at + a.passed(a.sent, now) }
@@ -120,7 +120,7 @@ func (a *Ring) Now(now int64) int64 {
 // the store read its clock after that.
 func (a *Ring) Deadline(number int64) int64 {
 	left := (backend.BucketEnd(number, a.window) - a.at) * 1000
-	return a.sent + left - left/drift - 2000
+	return a.sent + left - left/Drift - 2000
 }
 
 // First is the first bucket that has tokens which are held, and 0 if none has.

@@ -62,12 +62,12 @@ func TestWhatIsUnspentGoesBackToItsBucket(t *testing.T) {
 
 func TestADeadlineCountsFromTheSending(t *testing.T) {
 	a := begun(backend.Change{Bucket: 101, Tokens: 5})
-	left := 6*sec - 6*sec/drift - 2000
+	left := 6*sec - 6*sec/Drift - 2000
 	require.Equal(t, left, a.Ring.Deadline(101))
 	answered(a, 5, 2, 303) // it took a second to the store: the first reading says more
 	require.Equal(t, left, a.Ring.Deadline(101))
 	answered(a, 5, 3, 303)
-	require.Equal(t, 6*sec-3*sec/drift-2000, a.Ring.Deadline(101))
+	require.Equal(t, 6*sec-3*sec/Drift-2000, a.Ring.Deadline(101))
 	answered(a, 5, 4, 306) // the store's clock was set forward
 	require.Less(t, a.Ring.Deadline(101), 5*sec)
 	require.Equal(t, int64(102), a.Ring.Now(5*sec))

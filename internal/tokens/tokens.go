@@ -336,9 +336,9 @@ func (l *Lease) Read(s backend.State, sent, now int64) {
 	// now+left.
 	left, deadline := int64(s.Left), l.Deadline.Load()
 	if deadline >= 0 || sent >= -1-deadline { // or the reading is older than a doubt
-		deadline = max(deadline, sent+left-left/drift)
+		deadline = max(deadline, sent+left-left/Drift)
 	}
-	l.Latest = max(min(l.Latest, now+left+left/drift), deadline)
+	l.Latest = max(min(l.Latest, now+left+left/Drift), deadline)
 	l.Deadline.Store(deadline)
 	l.Reset.Store(min(max(l.Reset.Load(), sent+left), l.Latest))
 	l.Remaining.Store(s.Remaining)
@@ -346,7 +346,7 @@ func (l *Lease) Read(s backend.State, sent, now int64) {
 
 // Free records that more tokens of a rolling limit come after that time.
 func (l *Lease) Free(after time.Duration, now int64) {
-	l.Reset.Store(now + int64(after) + int64(after)/drift)
+	l.Reset.Store(now + int64(after) + int64(after)/Drift)
 }
 
 // Doubt keeps the stock from being spent until a reading that is requested at now or later says that the

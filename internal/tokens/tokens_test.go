@@ -226,7 +226,7 @@ func TestTurn(t *testing.T) {
 	require.NotSame(t, was, is)
 	assert.Equal(t, []int64{0, 0}, []int64{was.Stock.Load(), is.Stock.Load()})
 	assert.Equal(t, []int64{50, x.Account.Ring.Deadline(102), was.Latest}, []int64{is.Remaining.Load(), is.Deadline.Load(), is.Latest})
-	assert.True(t, is.ClaimReorder(5) && is.Reset.Load() == 20*sec+20*sec/drift)
+	assert.True(t, is.ClaimReorder(5) && is.Reset.Load() == 20*sec+20*sec/Drift)
 
 	until, last := x.Last()
 	assert.Equal(t, []int64{is.Deadline.Load(), 102}, []int64{until, last})
@@ -291,7 +291,7 @@ func TestStated(t *testing.T) {
 func TestFrees(t *testing.T) {
 	x := rolling()
 	x.Lease.Load().Free(20*time.Second, sec)
-	assert.Equal(t, 21*sec+20*sec/drift, x.Frees())
+	assert.Equal(t, 21*sec+20*sec/Drift, x.Frees())
 	assert.Zero(t, inWindow().Frees())
 	until, last := inWindow().Last()
 	assert.Equal(t, []int64{0, 0}, []int64{until, last})
