@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -98,6 +99,22 @@ func TestJoined(t *testing.T) {
 		} else {
 			require.Equal(t, text, is.text, "run go generate ./lua")
 		}
+	}
+}
+
+// overwritten is an assignment to a name of a call that has the name among its arguments, after "and" or "or".
+var overwritten = regexp.MustCompile(`(\w+) = .*?\b(?:and|or) [\w.]+\(([^)]*)\)`)
+
+// TestCompilers: gopher-lua, on which miniredis runs the scripts, gives f in "a = b and f(a)" the value of b.
+func TestCompilers(t *testing.T) {
+	for _, text := range []string{"gone = timed and format('%d', gone + 1)", Sync, Roll, Check, Reset, RollCheck, RollReset} {
+		found := []string{}
+		for _, m := range overwritten.FindAllStringSubmatch(regexp.MustCompile(`'[^']*'`).ReplaceAllString(text, ""), -1) {
+			if regexp.MustCompile(`\b` + m[1] + `\b`).MatchString(m[2]) {
+				found = append(found, m[0])
+			}
+		}
+		require.Equal(t, text[:4] == "gone", len(found) > 0, "%q", found)
 	}
 }
 

@@ -140,7 +140,7 @@ redis.call('HDEL', k, 'a'); return redis.call('UNLINK', k)`
 // hears returns an error if a message that a script sends does not come back on a connection to
 // the server, which serves the key.
 func (s *Store) hears(ctx context.Context, server redis.UniversalClient, key string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*beat)
+	ctx, cancel := context.WithTimeout(ctx, 5*beat)
 	defer cancel()
 	process := "verify:" + rand.Text()
 	pubsub := server.Subscribe(ctx, s.channel(process))

@@ -21,7 +21,7 @@ import (
 func TestLoadOnRedis(t *testing.T) {
 	server := redistest.Start(t)
 	for _, flags := range []string{"-batch adaptive", "-batch direct", "-batch ladder", "-batch 100", "-n 7", "-keys 50 -zipf 1.2", "-prefix rl:"} {
-		args := "load -limit 500 -window 100ms -duration 250ms -format json -store redis://" + server.Addr() + "/3 " + flags
+		args := "load -limit 500 -window 100ms -duration 800ms -format json -store redis://" + server.Addr() + "/3 " + flags
 		r := invoke(t.Context(), strings.Fields(args)...).report(t)
 		requireBalance(t, r)
 		requireFewErrors(t, r, flags)
