@@ -100,6 +100,9 @@ const many = 63
 // leave writes that the client has nothing, because no window is open: a late copy of an earlier
 // statement must not open one.
 func (s *step) leave() {
+	if s.head == nil {
+		s.head, s.gone = &head{accounts: map[string]*account{}}, max(s.gone, s.now/1000+s.length()+1000)
+	}
 	*s.account() = account{Window: backend.Window{Gen: s.head.Gen}, life: s.Life, seq: s.Seq, left: true}
 }
 

@@ -150,7 +150,7 @@ func (c *Counter) Sync(q backend.Statement, now int64) (backend.Reply, []Message
 		s.grant()
 		s.exhaust()
 		s.keep()
-	case c.head != nil:
+	case c.head != nil || q.Leaving && q.Window == backend.Window{}: // it has heard of no reply, though there were statements
 		s.leave()
 	}
 	messages := s.messages()

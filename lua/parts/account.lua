@@ -2,7 +2,13 @@
 -- replies granted goes by that, what an earlier statement gave back in vain is said again, and what a loss of data
 -- took is charged.
 
+local leaving = how % 16 >= 8
 if stop == 0 then                                      -- nothing is open: a late copy of an earlier statement must not open a window
+  if not head and leaving and window == '0' then       -- it has heard of no reply, though there were statements
+    call('HSET', KEYS[3], 'head', '0 0 0')
+    call('PEXPIREAT', KEYS[3], format('%d', ms + length + 1000))
+    head = true
+  end
   if head then call('HSET', KEYS[3], limiter, format(hgen > 0 and '~0.%d %s %s 0' or '~0%.0s %s %s 0', hgen, life, seq)) end
   if hold > 0 then return { mute, now, 0, hgen, 0, 0, 0, 0, 0, 0, 0, hold * 1000 - now } end
   return { 0, now, 0, hgen, 0 }
@@ -22,6 +28,5 @@ end
 used, sum = used + differ, sum + differ
 if used < 0 then used = 0 elseif used > most then used = most end
 if sum < 0 then sum = 0 elseif sum > most then sum = most end
-local leaving = how % 16 >= 8
 if not left then clients = clients - 1 end
 if not leaving then clients = clients + 1 end
