@@ -348,12 +348,12 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && u.policed > 0 && rest() <= u.shared {
 		from = u.policed
 	}
-	waits := false
+	waits, alive := false, k.Lease.Load().Alive(now)
 	u.line.Since(from, func(c *waiter) {
 		if c.Seq > last {
 			return
 		}
-		if n := min(c.N, k.Reserved); c.Some && c == u.line.First && n > 0 { // what is at hand is charged already
+		if n := min(c.N, k.Reserved); c.Some && c == u.line.First && n > 0 && alive { // what is at hand is charged already
 			k.Reserved -= n
 			k.Used(n)
 			u.line.Notify(c, Verdict{Answer: k.answer(true, n, now, Local)})

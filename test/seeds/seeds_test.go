@@ -156,7 +156,7 @@ func covered(t *testing.T, seen tally) {
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"closed under way", "told closed", "prefetch", "probe", "give back", "unknown", "expired", "returned", "rolled",
 		"exact", "another limit", "over the limit", "two limits", "two lengths", "reset", "voided", "calendar", "many from local", "debt", "away at the end",
-		"rolling", "all spent in an interval", "another plan", "outage", "hold", "told of a hold", "no messages", "clock set back", "false message",
+		"rolling", "a part", "all spent in an interval", "another plan", "outage", "hold", "told of a hold", "no messages", "clock set back", "false message",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -206,7 +206,7 @@ func TestSeedsNotice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				for seed := range uint64(perBubble) {
+				for seed := range uint64(5 * perBubble) {
 					if text := attempt(seed, tally{}, set); text != "" {
 						t.Logf("seed %d: %s", seed, text)
 						return
@@ -250,7 +250,7 @@ func (s *sim) hear(c *simCaller) {
 	case c.what == "reset", c.what == "refresh":
 	case !c.r.Allowed:
 		s.seen["refused from "+c.r.Source.String()]++
-		s.must(c.r.RetryAfter > 0, "a refusal without RetryAfter: %+v", c.r)
+		s.refused(c)
 	case c.r.Source == reservoir.Fallback:
 		s.seen["fallback"]++
 		s.notHeld(c)
@@ -258,6 +258,16 @@ func (s *sim) hear(c *simCaller) {
 		s.won = append(s.won, c)
 	default:
 		s.admit(c)
+	}
+}
+
+// refused: a refusal agrees with itself. A hold may last for longer than the window, and a Wait may find another plan.
+func (s *sim) refused(c *simCaller) {
+	r := c.r
+	s.must(r.RetryAfter > 0, "a refusal without RetryAfter: %+v", r)
+	s.must(0 <= r.Remaining && r.Remaining < c.n, "%d tokens are refused, and so many remain: %+v", c.n, r)
+	if l := c.p.limit; s.holds == 0 && s.plans == nil && !l.Rolls && l.Calendar.Period == 0 {
+		s.must(r.RetryAfter <= l.Window && !r.Reset.IsZero(), "refused for longer than the window: %+v", r)
 	}
 }
 
@@ -294,6 +304,7 @@ func (s *sim) admit(c *simCaller) {
 		s.seen["waited"]++
 	}
 	s.seen["allowed from "+r.Source.String()]++
+	s.seen["a part"] += btoi(c.what == "up to" && c.n > 1)
 	if c.n > 1 && r.Source == reservoir.Local {
 		s.seen["many from local"]++
 	}

@@ -449,7 +449,7 @@ func (s *sim) weather() {
 func (s *sim) call() {
 	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...)}
 	c.n = s.tokens(c.p.limit.Tokens)
-	c.what = pickOf(s, "allow", "allow", "allow", "allow", "allow", "handle", "wait", "wait", "check")
+	c.what = pickOf(s, "allow", "allow", "allow", "allow", "allow", "handle", "wait", "wait", "check", "up to")
 	ctx := context.Background()
 	if s.oneIn(5) {
 		var cancel context.CancelFunc
@@ -477,6 +477,11 @@ func (c *simCaller) do(ctx context.Context) {
 	switch c.what {
 	case "wait":
 		c.r, c.err = c.p.WaitN(ctx, c.key, c.n)
+	case "up to":
+		var got int64
+		if got, c.r, c.err = c.p.AllowUpTo(ctx, c.key, c.n); got > 0 {
+			c.n = got
+		}
 	case "handle":
 		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
