@@ -104,9 +104,8 @@ cost: redis ## Measure what calls cost, in turns with another commit. SIZE=full 
 	cd test/cost && go test -count=1 -timeout=1h -run='^TestCost$$' -size=$(SIZE) -against='$(AGAINST)' -remark='$(REMARK)' -results=../results
 
 .PHONY: torture
-torture: redis cc ## Break servers, networks and processes at random, twice for T=10m, and judge; then run the other long tests.
+torture: redis cc ## Break servers, networks and processes at random for T=10m, and judge; then run the other long tests.
 	cd test/torture && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
-	cd test/interval && go test -count=1 -timeout=0 -v -run='^TestTorture$$' -torture=$(T) -seed=$(SEED)
 	go test -count=1 -v -run='^TestCardinalityAttack$$' . -cardinality=5000000
 	go test -count=1 -timeout=0 -run='^(TestIdleKeysLeave|TestCommonReset|TestWaitersOfAllKeys|TestRecovery)$$' . -large
 	cd test/seeds && go test -count=1 -timeout=0 -run='^TestSeeds$$' -seeds=1000000

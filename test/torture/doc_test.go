@@ -7,7 +7,7 @@
 // leaves an exact record too. The judge is a pure function from journals and faults to
 // findings. It does not use Redis, and its own tests use journals with broken promises.
 //
-// Each of eight kinds of limit answers one question:
+// Each of nine kinds of limit answers one question:
 //
 //	tight   a short window and twice the demand: is more admitted than the limit?
 //	ample   a short window and less demand: does anybody starve?
@@ -17,6 +17,7 @@
 //	stock   the same in large batches: does a caller with stock notice anything?
 //	open    the same in small batches, with FailOpen: is what was admitted without the store Overdrawn, once, and not charged?
 //	local   the same with FailLocal: and is it no more than each process' share?
+//	rolling a small rolling limit, in processes that fetch in several ways, wait and refund: does any interval of its window see more than it?
 //
 // The package needs Linux, where it can preload a clock and a child ends with its parent.
 package torture

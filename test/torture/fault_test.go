@@ -1,15 +1,19 @@
 package torture
 
 import (
+	"crypto/sha1"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/lua"
 )
 
 // kind is a kind of fault, or none. Kinds that other code refers to have constants.
@@ -23,6 +27,7 @@ const (
 	processStopped kind = "process SIGSTOP over a window's end"
 	processKilled  kind = "process SIGKILL"
 	resharded      kind = "slots resharded and back"
+	clockForward   kind = "server's clock forward"
 	clockBack      kind = "server's clock back"
 )
 
@@ -70,6 +75,10 @@ var faults = []fault{
 		p.Refuse(true)
 		p.Cut()
 	})},
+	{"requests repeated", nothing, single, network((*proxy).Repeated, func(x *run, p *proxy) {
+		p.Repeat(repeatable, 1+x.rng.IntN(20), time.Duration(x.rng.Int64N(int64(x.Timeout))))
+	})},
+	{"messages lost", nothing, single, network((*proxy).Lost, func(x *run, p *proxy) { p.LoseMessages(1 + x.rng.IntN(9)) })},
 	{shardFails, nothing, single, network((*proxy).Dropped, func(_ *run, p *proxy) { p.DropRequests("evalsha", 1<<30) })},
 	{serverStopped, nothing, single, (*run).stopServer},
 	{"server SIGKILL, back with its data", nothing, single, (*run).killServer},
@@ -83,7 +92,7 @@ var faults = []fault{
 	{"cluster master SIGSTOP, election", elected, []topology{clustered}, takeOver((*peer).Pause, (*peer).Resume)},
 	{"cluster master SIGKILL, election", elected, []topology{clustered}, takeOver((*peer).Kill, (*peer).Restart)},
 	{resharded, nothing, []topology{clustered}, (*run).reshard},
-	{"server's clock forward", timeline, []topology{clocked}, step(1)},
+	{clockForward, timeline, []topology{clocked}, step(1)},
 	{clockBack, timeline, []topology{clocked}, step(-1)},
 }
 
@@ -155,6 +164,15 @@ func network(count func(*proxy) int64, arm func(*run, *proxy)) func(*run, *event
 		return seen(before, func() int64 { return count(p) })
 	}
 }
+
+// repeatable reports whether a chunk of requests has only statements of account. Others are promised never to be repeated.
+func repeatable(chunk []byte) bool {
+	text := string(chunk)
+	n := strings.Count(text, "evalsha")
+	return n > 0 && n == strings.Count(text, shaOfSync)+strings.Count(text, "\r\nsync\r\n")
+}
+
+var shaOfSync = fmt.Sprintf("%x", sha1.Sum([]byte(lua.Sync)))
 
 // seen waits until a counter has grown, and returns by how much.
 func seen(before int64, count func() int64) int64 {

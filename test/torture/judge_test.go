@@ -26,6 +26,7 @@ type verdict struct {
 
 	resets, midnights, counted int64         // what happened to windows
 	giveBacks                  int64         // of tokens that others called back
+	refused                    int64         // requests by a rolling limit
 	lost, readmitted           [losses]int64 // tokens
 	calls, commands, spare     int64         // to failing shards; commands allowed beyond
 }
@@ -118,7 +119,10 @@ func (v *verdict) key(at place) {
 		days, midnight := at.sorted(), at.Scenario.Midnight*1000
 		v.midnights += once(len(days) > 0 && days[0].End <= midnight && midnight < days[len(days)-1].End)
 	}
-	if at.Scenario.Loses != timeline { // otherwise the windows' clock differs from ours
+	if at.Role == rolling {
+		v.refused += at.Denied
+		v.intervals(at)
+	} else if at.Scenario.Loses != timeline { // otherwise the windows' clock differs from ours
 		v.windows(at)
 		hold(v, "tokens spent after their window", "0", at, at.Late, 0)
 	}
@@ -287,6 +291,7 @@ func (v *verdict) total() {
 	v.happened(v.midnights, "in all", "a midnight")
 	v.happened(v.counted, "in all", "a token settled for an earlier window")
 	v.happened(v.giveBacks, "in all", "an idle token called back")
+	v.happened(v.refused, "in all", "a refusal by a rolling limit")
 	if v.strict && v.lost[tail] > 0 {
 		bar := fmt.Sprintf("≤ %d %% of %d, which were not replicated", failoverBar, v.lost[tail])
 		hold(v, overLost[tail].name, bar, "all failovers", v.readmitted[tail], v.lost[tail]*failoverBar/100)

@@ -64,6 +64,7 @@ type sums struct {
 	Alone             int64                    // spent by one process without the store, at most
 	Uncharged         int64                    // spent without the store by all
 	Windows           map[backend.Window]int64 // tokens of requests
+	Counts            []change                 // of a rolling limit: when tokens of requests begin to count in an interval, and end
 
 	// Late counts tokens of requests that began after the end of their window. Overrun
 	// counts requests from stock whose answer came longer after that end than a busy
@@ -110,6 +111,9 @@ func (o *outcome) add(l *line, r *record) {
 		l.Last = r.At
 		s.request(l, r, e)
 	case settled:
+		if r.Key.Role == rolling {
+			s.count(r.At, r.At.Add(-r.Took), r.N)
+		}
 		l.Settled += max(r.N, 0)
 		l.Refunded += max(-r.N, 0)
 	case renewed:
@@ -164,20 +168,29 @@ func (s *sums) request(l *line, r *record, e *event) {
 		}
 	}
 	l.Spent += r.N
+	if r.Key.Role == rolling {
+		s.count(end, r.At, r.N)
+		return
+	}
 	s.Windows[backend.Window{End: reset.UnixMilli(), Gen: r.Gen}] += r.N
 }
 
 // audit compares a limiter's Stats with the process's journal. Settlements for an earlier
-// window may count. What a failure policy admitted is Overdrawn instead of Spent, and is never charged.
+// window may count. What a failure policy admitted is Overdrawn instead of Spent, and is never charged. A direct call that
+// comes too late is refunded, so the Stats of rolling limits need only balance.
 func (s *sums) audit(r role, l *line, t *reservoir.Stats) {
+	s.Apart += abs(t.Taken + t.Refunded - t.Spent - t.Returned - t.Expired - t.Held)
+	s.Unknown += t.Unknown
+	if r == rolling {
+		return
+	}
 	least, most := l.Spent-l.Alone, l.Spent-l.Alone+l.Settled
 	if uses[r].renewed {
 		s.Counted += t.Spent - least
 	} else {
 		least = most
 	}
-	s.Apart += abs(t.Taken+t.Refunded-t.Spent-t.Returned-t.Expired-t.Held) + max(least-t.Spent, t.Spent-most, 0) + abs(t.Refunded-l.Refunded)
-	s.Unknown += t.Unknown
+	s.Apart += max(least-t.Spent, t.Spent-most, 0) + abs(t.Refunded-l.Refunded)
 }
 
 func abs(n int64) int64 { return max(n, -n) }

@@ -40,6 +40,8 @@ func harmless(where topology, f fault) *outcome {
 			s.Open, s.Settled, s.Counted, s.Resets = ends(5+24*60*60), 10, 5, 1
 			s.Spent, s.Charged = 2*d.limit.Tokens, d.limit.Tokens+5
 			s.Windows[s.Open], s.Windows[ends(5)] = d.limit.Tokens, d.limit.Tokens
+		case r == rolling:
+			s.count(at(4), at(4), d.limit.Tokens)
 		case d.rolls:
 			for i := range 10 {
 				s.Windows[ends(float64(i+1))] = min(d.limit.Tokens, d.tokens)
@@ -85,6 +87,7 @@ func TestJudge(t *testing.T) {
 				s.GiveBacks = 0
 			}
 		}},
+		{"over-admission in an interval of a rolling limit", durable, "lost replies", func(o *outcome) { o.line(rolling).count(at(4.9), at(4.5), 1) }},
 		{"days that end before midnight", durable, "lost replies", func(o *outcome) { o.line(daily).Windows[backend.Window{End: ends(5).End - 2}] = 1 }},
 		{"tokens lost, no process killed", durable, "lost replies", func(o *outcome) { o.line(ledger).Charged++ }},
 		{"tokens spent that were never charged", durable, "lost replies", func(o *outcome) { o.line(stock).Charged-- }},

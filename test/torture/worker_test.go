@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/gob"
 	"encoding/json"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -72,7 +73,7 @@ type record struct {
 	At     time.Time        // when it happened; when a request or a call began
 	Took   time.Duration    // of a request or a call
 	Woke   time.Duration    // how late the machine woke the caller, if it slept
-	N      int64            // tokens; if settled, used above the charge; if called, held in memory after the call; if closed, shards unheard until then
+	N      int64            // tokens; if settled, used above the charge, of a request that began Took before; if called, held in memory after the call; if closed, shards unheard until then
 	Result reservoir.Result // of a request
 	Gen    int64            // the generation of its window
 	Away   bool             // the circuit is open, by the last hook
@@ -142,8 +143,13 @@ type skewed struct {
 
 func (s skewed) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	reply, err := s.Store.Sync(ctx, q)
+	by := s.by
+	if len(reply.Grants) > 0 {
+		by = min(by, 50)
+		reply.Grants[0].Tokens += by
+	}
 	if reply.Grant > 1 {
-		reply.Grant += s.by
+		reply.Grant += by
 	}
 	return reply, err
 }
@@ -170,6 +176,10 @@ func newStream(t *scenario, journal *gob.Encoder, store backend.Store, id lineID
 		reservoir.WithHooks(reservoir.Hooks{StoreCall: s.called, ShardState: s.changed}))
 	if d.batch > 0 {
 		options = append(options, reservoir.WithFixedBatch(d.batch))
+	}
+	if id.Role == rolling && t.Skew == 0 { // processes that count one limit in different ways
+		options = append(options, [][]reservoir.Option{nil, {reservoir.WithDirect()}, {reservoir.WithMaxKeys(0)},
+			{reservoir.WithFixedBatch(d.limit.Tokens / 10), reservoir.WithIdle(shortWindow / 2)}}[t.Seed%4]...)
 	}
 	s.limiter = must(reservoir.New(store, d.limit, options...))
 	return s
@@ -227,13 +237,17 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 			next = time.Now()
 		}
 		n := min(1+rng.Int64N(2*s.demand.each()), s.demand.limit.Tokens)
-		now := s.request(n, woke)
-		if !now.Result.Allowed && (s.id.Role == tight || s.demand.renewed) {
+		now := s.request(n, woke, s.id.Role == rolling && rng.IntN(4) == 0)
+		if !now.Result.Allowed && (s.id.Role == tight || s.id.Role == rolling || s.demand.renewed) {
 			s.drain(now)
 		}
 		switch {
 		case s.demand.renewed:
 			before = s.renew(rng, before, now)
+		case s.id.Role == rolling && now.Result.Allowed && rng.IntN(4) == 0: // the process may be killed after the record
+			used, at := rng.Int64N(now.N), time.Now()
+			s.note(record{What: settled, At: at, Took: at.Sub(now.At), N: used - now.N}, nil)
+			_ = s.limiter.Settle(context.Background(), now.Result, used)
 		case s.demand.batch > 0 && now.Result.Allowed && now.Result.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(2 * n)
 			if s.limiter.Settle(context.Background(), now.Result, used) == nil {
@@ -251,14 +265,23 @@ func (s *stream) drain(r record) {
 		if n < 1 || r.Result.Allowed {
 			return
 		}
-		r = s.request(n, 0)
+		r = s.request(n, 0, false)
 	}
 }
 
-func (s *stream) request(n int64, woke time.Duration) record {
+// request makes a request or, if waits is set, one that waits for a window at most.
+func (s *stream) request(n int64, woke time.Duration, waits bool) record {
 	r := record{What: asked, At: time.Now(), Woke: woke, N: n, Away: s.away.Load()}
 	var err error
-	r.Result, err = s.limiter.AllowN(context.Background(), s.key, n)
+	if waits {
+		ctx, cancel := context.WithTimeout(context.Background(), shortWindow)
+		defer cancel()
+		if r.Result, err = s.limiter.WaitN(ctx, s.key, n); ctx.Err() != nil || errors.Is(err, reservoir.ErrDeadline) {
+			err = nil // it was refused, by its own deadline
+		}
+	} else {
+		r.Result, err = s.limiter.AllowN(context.Background(), s.key, n)
+	}
 	r.Took = time.Since(r.At)
 	r.Gen = reflect.ValueOf(r.Result).FieldByName("gen").Int() // what Reset divides may end at one instant
 	s.note(r, err)
