@@ -61,7 +61,7 @@ quick: redis ## Run the tests of the limiter and of its keys, without the race d
 TABLES = go test -count=1 -run='^(TestTablesOfResults|TestTranscripts)$$' ./docs -update
 
 .PHONY: bench
-bench: redis ## Measure side by side with peers: tables, a picture in test/results. SIZE=full or quick.
+bench: redis ## Measure side by side with peers: tables in test/results. SIZE=full or quick.
 	cd test/bench && go test -count=1 -timeout=45m -run='^TestPeers$$' -size=$(SIZE) -results=../results
 	$(TABLES)
 
@@ -76,7 +76,7 @@ picture: redis ## Record the demo for a minute, and draw README's picture of it.
 	go run ./test/picture test/results/demo.json test/results/demo.svg
 
 .PHONY: fleet
-fleet: ## Simulate fleets of processes: a table and a picture in test/results. SEED=1.
+fleet: ## Simulate fleets of processes: a table in test/results. SEED=1.
 	cd test/fleet && go test -tags=fleet -count=1 -timeout=30m -run='^TestFleet$$' -fleet=all -seed=$(SEED) -results=../results
 
 # ROWS is a list of patterns such as 20/60,3/*/bursts. KEEP=1 writes the table that later ones

@@ -3,11 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -34,7 +31,6 @@ type tuning struct {
 	setting  sim.Setting
 	names    string // of policies
 	policies []sim.Policy
-	report   string
 	json     bool
 }
 
@@ -49,11 +45,10 @@ func tuneFlags(f *flagSet) action {
 	f.IntVar(&c.shape.Sticky, "sticky", 1, "requests for a key that come in a row to one process, before another gets as many")
 	f.DurationVar(&c.shape.Length, "duration", 5*time.Second, "length of the traffic")
 	f.DurationVar(&c.setting.Delay, "delay", time.Millisecond, "round trip to the embedded store")
-	f.StringVar(&c.report, "report", "", "write the report with charts into this `file`, as HTML")
 	f.StringVar(&c.names, "policies", "direct,fixed,ladder,adaptive,adaptive:1-100", "`list` of: direct, fixed (a thousandth, a hundredth and a tenth of the limit),\n"+
 		"a number (a fixed batch of that size), ladder (Rockset's rule), adaptive (the default),\n"+
 		"adaptive:min-max (batches between these bounds)")
-	f.validate = func() error { return c.validate(f) }
+	f.validate = c.validate
 	return c.run
 }
 
@@ -66,14 +61,13 @@ const (
 )
 
 // validate returns the error of the first flag that is invalid.
-func (c *tuning) validate(f *flagSet) (err error) {
+func (c *tuning) validate() (err error) {
 	if err := validDemand(&c.shape, c.setting.Limit, maxTuneKeys); err != nil {
 		return err
 	}
 	s := c.shape
 	c.setting.Seed = s.Seed
 	c.policies, err = sim.Policies(strings.Split(c.names, ","), c.setting.Limit.Tokens)
-	_, noDir := os.Stat(filepath.Dir(c.report))
 	return cmp.Or(judged("policies", err), kept(
 		rule{s.Rate >= minRate && s.Rate <= 1e9, "rate", fmt.Sprintf("%v to 1e9 requests a second", minRate)},
 		rule{s.Rate*s.Length.Seconds() <= 0.9*sim.MaxRequests, "", // the number is random
@@ -81,7 +75,6 @@ func (c *tuning) validate(f *flagSet) (err error) {
 		rule{s.Processes >= 1 && s.Processes <= maxProcesses, "processes", upTo(maxProcesses)},
 		rule{s.Sticky >= 1, "sticky", "1 or more"},
 		rule{c.setting.Delay >= 0 && c.setting.Delay <= maxDelay, "delay", fmt.Sprint("0 to ", maxDelay)},
-		rule{!f.given("report") || noDir == nil && c.report != "", "report", "a file in a directory that exists"},
 	))
 }
 
@@ -95,7 +88,7 @@ func (c *tuning) run(ctx context.Context, stdout io.Writer) error {
 		return err
 	}
 	r := c.newReport(t, all)
-	return errors.Join(emit(stdout, c.json, r, r.text()), c.writeReport(r))
+	return emit(stdout, c.json, r, r.text())
 }
 
 // replay makes the requests under each policy.
@@ -176,7 +169,8 @@ Recommended: `
 
 func (r *tuneReport) text() string {
 	s := r.heading + "\n\n" + table.Text(r.rows(), true) + tuneLegend + r.Recommendation.Policy + "\n"
-	return s + table.Wrap(strings.Join(r.advice(), "\n\n"), 80) + "\n"
+	why := append([]string{r.Recommendation.Reason}, r.Notes...)
+	return s + table.Wrap(strings.Join(why, "\n\n"), 80) + "\n"
 }
 
 // rows is the table, with its head.
@@ -193,6 +187,3 @@ func (r *tuneReport) rows() [][]string {
 	}
 	return rows
 }
-
-// advice is the text after the recommended policy, by paragraphs.
-func (r *tuneReport) advice() []string { return append([]string{r.Recommendation.Reason}, r.Notes...) }

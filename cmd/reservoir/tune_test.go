@@ -1,21 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // tiny is a tuning of two or three windows with more demand than the limit.
@@ -101,49 +94,6 @@ func TestTuneText(t *testing.T) {
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
 }
 
-func TestTuneReports(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "r.html")
-	require.NoError(t, os.WriteFile(file, []byte("an earlier one"), 0o600))
-	args := append(strings.Fields(tiny+"-duration 60ms -keys 3 -policies direct,7,50,ladder,adaptive -report"), file)
-	o := invoke(t.Context(), args...)
-	require.Equal(t, exitOK, o.status, o.stderr)
-	data, err := os.ReadFile(file)
-	require.NoError(t, err)
-	elements := requireXML(t, data)
-	require.Equal(t, 2, elements["svg"])
-	require.Equal(t, 2*(1+5), elements["rect"], "in each picture the page, and a bar for each policy")
-	require.Equal(t, 1+5, elements["tr"])
-	require.Regexp(t, `<h1>Recommended: \w+`, string(data))
-	require.Equal(t, 2, strings.Count(string(data), `class="blue"/>`), "the recommended one")
-}
-
-func TestTunePictures(t *testing.T) {
-	r := &tuneReport{Policies: []sim.Outcome{{Policy: "a", CallsPerRequest: 0.5, WaitedShare: 0.25}}}
-	require.Contains(t, string(r.calls()), ">50.0</text>")
-	require.Contains(t, string(r.waited()), ">25.0 %</text>")
-}
-
-// requireXML checks that data is well-formed and that no number in it is none,
-// and counts its elements.
-func requireXML(t *testing.T, data []byte) map[string]int {
-	t.Helper()
-	in := xml.NewDecoder(bytes.NewReader(data))
-	elements := map[string]int{}
-	for {
-		token, err := in.Token()
-		if err == io.EOF {
-			return elements
-		}
-		require.NoError(t, err)
-		if e, ok := token.(xml.StartElement); ok {
-			elements[e.Name.Local]++
-			for _, a := range e.Attr {
-				require.NotRegexp(t, `NaN|Inf`, a.Value)
-			}
-		}
-	}
-}
-
 // A replay that is stopped ends in the middle, and says how far it came.
 func TestTuneStopsEarly(t *testing.T) {
 	ctx := &fleeting{Context: t.Context()}
@@ -170,17 +120,15 @@ func (f *fleeting) Err() error {
 
 func TestTuneUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"tune -rate 0":                       "-rate",
-		"tune -rate 1e6 -duration 1h":        "is more than 9,000,000 requests",
-		"tune -rate 0.001 -duration 1ns":     "no requests",
-		"tune -report=":                      "-report",
-		"tune -processes 0":                  "-processes",
-		"tune -delay 90ms":                   "-delay",
-		"tune -sticky 0":                     "-sticky",
-		"tune -policies adaptive:0-5":        "-policies",
-		"tune -policies " + canary:           "-policies",
-		"tune -policies direct,,ladder":      "-policies",
-		"tune -report /" + canary + "/r.svg": "-report",
+		"tune -rate 0":                   "-rate",
+		"tune -rate 1e6 -duration 1h":    "is more than 9,000,000 requests",
+		"tune -rate 0.001 -duration 1ns": "no requests",
+		"tune -processes 0":              "-processes",
+		"tune -delay 90ms":               "-delay",
+		"tune -sticky 0":                 "-sticky",
+		"tune -policies adaptive:0-5":    "-policies",
+		"tune -policies " + canary:       "-policies",
+		"tune -policies direct,,ladder":  "-policies",
 	} {
 		o := invoke(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, o.status, args)
@@ -188,9 +136,4 @@ func TestTuneUsageErrors(t *testing.T) {
 		require.Contains(t, o.stderr, want, args)
 		require.NotContains(t, o.stderr+o.stdout, canary, args)
 	}
-	dir := t.TempDir() + "/r.html"
-	require.NoError(t, os.Mkdir(dir, 0o755))
-	o := invoke(t.Context(), "tune", "-duration", "10ms", "-report", dir)
-	require.Equal(t, exitFailure, o.status)
-	require.Equal(t, "reservoir: the report cannot be written: is a directory\n", o.stderr)
 }

@@ -5,7 +5,7 @@
 // some kinds, in this process and below the limit. A shared load comes from several processes
 // and is above the limit. TestPeers runs all of them: briefly in the ordinary tests, and in full for
 //
-//	make bench              # tables and a chart in test/results, in less than half an hour
+//	make bench              # tables in test/results, in less than half an hour
 //	make bench SIZE=quick   # two minutes, to see whether a change is worth more
 //	go test -run='^TestPeers$' -size=full -scenarios='^hot' -peers='reservoir|Rockset' # a part, in this directory
 //

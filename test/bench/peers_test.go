@@ -42,7 +42,7 @@ var (
 	sizeFlag  = flag.String("size", "tiny", "measure as much as `size` says: tiny, quick or full")
 	scenarioF = flag.String("scenarios", "", "run only the scenarios that match `regexp`")
 	peerFlag  = flag.String("peers", "", "run only the peers that match `regexp`")
-	dirFlag   = flag.String("results", "", "write the tables and the chart into `dir`")
+	dirFlag   = flag.String("results", "", "write the tables into `dir`")
 )
 
 // TestPeers sets all peers side by side and prints what they did. In its usual
@@ -118,7 +118,7 @@ func weighed(t *testing.T, n int) (all []memoryLine) {
 	return all
 }
 
-// report prints the tables and writes the files. The usual size goes through all
+// report prints the tables and writes the file. The usual size goes through all
 // of it too, and keeps nothing.
 func report(t *testing.T, r results, d *driver) {
 	dir, text := *dirFlag, tables(r, d)+verdict(r)
@@ -128,13 +128,7 @@ func report(t *testing.T, r results, d *driver) {
 	if *sizeFlag != "tiny" {
 		fmt.Print(text)
 	}
-	write := func(name string, data []byte) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o666))
-	}
-	write("peers.txt", []byte(text))
-	if drawing := draw(r); drawing != nil {
-		write("peers.svg", drawing)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "peers.txt"), []byte(text), 0o666))
 }
 
 // newDriver starts a Redis, and a proxy that makes it seem further away.

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -273,48 +271,6 @@ func (r results) of(scenario string, k kind) *line {
 		}
 	}
 	return new(line)
-}
-
-// What the picture shows; the table has all.
-var (
-	drawnScenarios = regexp.MustCompile(`^(hot-64|zipf-512|once-512)$`)
-	drawnKinds     = regexp.MustCompile(`^(reservoir.*|Rockset's rule, L/1000|redis_rate|\[rueidislimiter\]|ulule/limiter|throttled)$`)
-)
-
-// draw draws how long requests took over Redis, with a group for each scenario, or returns
-// nil if r has none.
-func draw(r results) []byte {
-	page := chart.Bars{
-		Title: "How long does a request take at most?",
-		Note: "999 of 1,000 requests took no longer than the bar; each group has its own scale. " +
-			"Then the median, and requests a second. [In brackets]: our stand-in for what could not be had. By make bench; more in its table.",
-	}
-	for _, lines := range r.groups {
-		g := chart.Group{Name: lines[0].scenario.title}
-		for _, l := range lines {
-			if !drawnScenarios.MatchString(l.scenario.name) || !drawnKinds.MatchString(l.kind.name) {
-				continue
-			}
-			h := merged(slices.Concat(l.runs...))
-			g.Bars = append(g.Bars, chart.Bar{Name: l.kind.name, Value: h.Quantile(0.999).Seconds(), Class: class(l.kind),
-				Text: fmt.Sprintf("%s; median %s; %s/s", table.Duration(h.Quantile(0.999)), table.Duration(h.Quantile(0.50)), count(l.of(byRound(throughput)).median()))})
-		}
-		if len(g.Bars) > 0 {
-			page.Groups = append(page.Groups, g)
-		}
-	}
-	if len(page.Groups) == 0 {
-		return nil
-	}
-	return page.SVG()
-}
-
-// class distinguishes the library from floors and peers.
-func class(k kind) chart.Class {
-	if strings.HasPrefix(k.name, "reservoir") {
-		return chart.Blue
-	}
-	return chart.Grey
 }
 
 // count writes v with about three digits, in thousands or millions if it is large.

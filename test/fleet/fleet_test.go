@@ -19,7 +19,7 @@ import (
 var (
 	part  = flag.String("fleet", "all", "simulate `part` of the table: bars, sizes or all")
 	among = flag.String("rules", "direct,fixed,ladder,adaptive", "simulate these `rules`")
-	dir   = flag.String("results", "", "write fleet.txt and fleet.svg into `dir`")
+	dir   = flag.String("results", "", "write fleet.txt into `dir`")
 )
 
 // TestFleet prints the table. It does not fail where a bar is missed: the marks
@@ -55,6 +55,5 @@ func TestFleet(t *testing.T) {
 	if *dir != "" {
 		require.NoError(t, os.MkdirAll(*dir, 0o777))
 		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.txt"), []byte(text.String()), 0o666))
-		require.NoError(t, os.WriteFile(filepath.Join(*dir, "fleet.svg"), draw(all), 0o666))
 	}
 }

@@ -2,12 +2,10 @@ package fleet
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"time"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
@@ -134,37 +132,4 @@ var mark = map[bool]string{true: "✓", false: "✗"}
 type group struct {
 	part, title string
 	rows        []row
-}
-
-// draw draws what each rule costs in the largest fleets and in smaller ones, in windows of a
-// minute. What is wrong with a rule that makes few calls stands beside its calls.
-func draw(all map[string]results) []byte {
-	page := chart.Bars{
-		Title: "What does a shared limit cost as the fleet grows?",
-		Note: "Store calls for 100 admitted requests, in windows of a minute, when processes ask for 1.5 times the limit unevenly. " +
-			"\"Used\" is the share of the limit in the worst window. Red: less than 95 %. By make fleet.",
-	}
-	for _, line := range sizes() {
-		if line.limit.Window != time.Minute {
-			continue
-		}
-		g := chart.Group{Name: table.Commas(line.processes) + " processes"}
-		for _, r := range rules {
-			o, ok := all[r.name][line.name]
-			if !ok {
-				continue
-			}
-			bar := chart.Bar{Name: r.name + ": " + r.what, Value: o.calls, Class: chart.Grey,
-				Text: fmt.Sprintf("%s, used %.0f %%", table.Digits(100*o.calls), math.Floor(100*o.admitted))}
-			switch {
-			case r.name == adaptive:
-				bar.Class = chart.Blue
-			case o.admitted < 0.95:
-				bar.Class = chart.Red
-			}
-			g.Bars = append(g.Bars, bar)
-		}
-		page.Groups = append(page.Groups, g)
-	}
-	return page.SVG()
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"runtime/debug"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,20 +58,4 @@ func TestOutcome(t *testing.T) {
 		admitted: 0.9, over: 1, refused: 2, requests: 22,
 	}
 	require.Equal(t, want, s.outcome([]*sim.Window{first, second, {Calls: 6}}))
-}
-
-// The picture has a bar for each rule and size that was simulated, and marks a rule that leaves much of
-// the limit unused.
-func TestPicture(t *testing.T) {
-	all := map[string]results{adaptive: {}, "ladder": {}}
-	for _, row := range sizes() {
-		all[adaptive][row.name] = outcome{means: means{calls: 0.01}, admitted: 1}
-		all["ladder"][row.name] = outcome{means: means{calls: 0.04}, admitted: 0.26}
-	}
-	drawing := string(draw(all))
-	require.Equal(t, 3, strings.Count(drawing, `class="blue"/>`))
-	require.Equal(t, 3, strings.Count(drawing, `class="red"/>`))
-	require.Equal(t, 3, strings.Count(drawing, ">4.00, used 26 %</text>"))
-	require.Equal(t, 3, strings.Count(drawing, ">1.00, used 100 %</text>"))
-	require.Equal(t, 1, strings.Count(drawing, ">1,000 processes</text>"))
 }

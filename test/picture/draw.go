@@ -3,7 +3,6 @@ package main
 import (
 	"math"
 
-	"github.com/go-reservoir/reservoir/cmd/reservoir/chart"
 	"github.com/go-reservoir/reservoir/cmd/reservoir/table"
 )
 
@@ -28,68 +27,68 @@ func draw(data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := chart.New(question, height)
-	c.Text(8, 52, chart.Plain, "start", "For %s requests three processes made %s Redis calls. No window", table.Commas(r.Total.Requests), table.Commas(r.Total.Calls))
-	c.Text(8, 74, chart.Plain, "start", "of %.0f s went over %s. The killed process took %s tokens with it.", r.Window, table.Commas(r.Limit), table.Commas(r.Held))
+	c := newCanvas(question, height)
+	c.text(8, 52, plain, "start", "For %s requests three processes made %s Redis calls. No window", table.Commas(r.Total.Requests), table.Commas(r.Total.Calls))
+	c.text(8, 74, plain, "start", "of %.0f s went over %s. The killed process took %s tokens with it.", r.Window, table.Commas(r.Limit), table.Commas(r.Held))
 	requests := panel{150, 264, 0, r.Seconds}
 	calls := panel{320, 384, 0, r.Seconds}
 	for _, s := range r.Samples {
 		requests.most, calls.most = max(requests.most, float64(s.sum().Requests)), max(calls.most, float64(s.sum().Calls))
 	}
 	requests.most, calls.most = round(requests.most), round(calls.most)
-	c.Text(8, 108, chart.Plain, "start", "Requests in a second:")
+	c.text(8, 108, plain, "start", "Requests in a second:")
 	at := 176.0
 	for _, part := range []struct {
-		class chart.Class
+		class class
 		words string
 		room  float64
-	}{{chart.Blue, "admitted", 100}, {chart.Grey, "refused", 92}, {chart.Red, "error (or your choice)", 0}} {
-		c.Rect(at, 96, 13, 13, part.class)
-		c.Text(at+18, 108, chart.Plain, "start", "%s", part.words)
+	}{{blue, "admitted", 100}, {grey, "refused", 92}, {red, "error (or your choice)", 0}} {
+		c.rect(at, 96, 13, 13, part.class)
+		c.text(at+18, 108, plain, "start", "%s", part.words)
 		at += part.room
 	}
 	r.faults(c, requests, calls)
 	requests.axis(c)
-	c.Rect(8, 292, 13, 13, chart.Orange)
-	c.Text(26, 304, chart.Plain, "start", "Redis calls in a second")
+	c.rect(8, 292, 13, 13, orange)
+	c.text(26, 304, plain, "start", "Redis calls in a second")
 	calls.axis(c)
 	before := 0.0
 	for _, s := range r.Samples {
 		sum := s.sum()
-		requests.stack(c, before, s.At, []int64{sum.Admitted, sum.Refused, sum.Failed}, []chart.Class{chart.Blue, chart.Grey, chart.Red})
-		calls.stack(c, before, s.At, []int64{sum.Calls}, []chart.Class{chart.Orange})
+		requests.stack(c, before, s.At, []int64{sum.Admitted, sum.Refused, sum.Failed}, []class{blue, grey, red})
+		calls.stack(c, before, s.At, []int64{sum.Calls}, []class{orange})
 		before = s.At
 	}
 	for t := 0.0; t < r.Seconds-5; t += 10 {
-		c.Text(calls.x(t), 404, chart.Plain, "middle", "%.0f", t)
+		c.text(calls.x(t), 404, plain, "middle", "%.0f", t)
 	}
-	c.Text(right, 404, chart.Plain, "end", "%.0f s", r.Seconds)
-	return c.SVG(), nil
+	c.text(right, 404, plain, "end", "%.0f s", r.Seconds)
+	return c.svg(), nil
 }
 
 const question = "What if a process dies, and then Redis?"
 
 // faults draws what happened behind both diagrams, and says it above the first.
-func (r record) faults(c *chart.Canvas, requests, calls panel) {
+func (r record) faults(c *canvas, requests, calls panel) {
 	for _, p := range []panel{requests, calls} {
-		c.Rect(p.x(r.DownAt), p.top, p.x(r.UpAt)-p.x(r.DownAt), p.bottom-p.top, chart.Shade)
-		c.Line(p.x(r.KilledAt), p.top, p.x(r.KilledAt), p.bottom, chart.Mark)
+		c.rect(p.x(r.DownAt), p.top, p.x(r.UpAt)-p.x(r.DownAt), p.bottom-p.top, shade)
+		c.line(p.x(r.KilledAt), p.top, p.x(r.KilledAt), p.bottom, mark)
 	}
-	c.Text(requests.x(r.KilledAt), requests.top-8, chart.Plain, "middle", "a process is killed")
-	c.Text(requests.x((r.DownAt+r.UpAt)/2), requests.top-8, chart.Plain, "middle", "Redis is gone")
+	c.text(requests.x(r.KilledAt), requests.top-8, plain, "middle", "a process is killed")
+	c.text(requests.x((r.DownAt+r.UpAt)/2), requests.top-8, plain, "middle", "Redis is gone")
 }
 
 // axis draws the base line, and the value at the top.
-func (p panel) axis(c *chart.Canvas) {
-	c.Line(left, p.top, right, p.top, chart.Axis)
-	c.Line(left, p.bottom, right, p.bottom, chart.Axis)
-	c.Text(left-6, p.top+5, chart.Plain, "end", "%s", table.Commas(int64(p.most)))
-	c.Text(left-6, p.bottom+5, chart.Plain, "end", "0")
+func (p panel) axis(c *canvas) {
+	c.line(left, p.top, right, p.top, axis)
+	c.line(left, p.bottom, right, p.bottom, axis)
+	c.text(left-6, p.top+5, plain, "end", "%s", table.Commas(int64(p.most)))
+	c.text(left-6, p.bottom+5, plain, "end", "0")
 }
 
 // stack draws the bar of a sample, by the second. A sample is about a second long, but the last
 // one may be too short for a bar.
-func (p panel) stack(c *chart.Canvas, from, to float64, parts []int64, classes []chart.Class) {
+func (p panel) stack(c *canvas, from, to float64, parts []int64, classes []class) {
 	if to-from < 0.1 {
 		return
 	}
@@ -98,7 +97,7 @@ func (p panel) stack(c *chart.Canvas, from, to float64, parts []int64, classes [
 	for i, part := range parts {
 		next := sum + float64(part)/(to-from)
 		next = min(next, p.most)
-		c.Rect(x, p.y(next), max(w, 1), p.y(sum)-p.y(next), classes[i])
+		c.rect(x, p.y(next), max(w, 1), p.y(sum)-p.y(next), classes[i])
 		sum = next
 	}
 }
