@@ -177,7 +177,7 @@ func scenarios() []scenario {
 		{"core-1", "In process, one key, one core", oneKey, hotLimit, hot, 1, 1, 0},
 		{"core-1-keys-10k", "In process, 10,000 keys, one core", tenThousand, manyLimit, evenly, 1, 1, 0},
 		{"core-2", "In process, one key, two cores, 128 goroutines", contended, hotLimit, hot, 2 * 64, 2, 0},
-		{"hot-64", "Redis, one key, 64 goroutines", append(overRedis, throttledLonger), hotLimit, hot, 64, 0, 0},
+		{"hot-64", "Redis, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, 0},
 		{"hot-512", "Redis, one key, 512 goroutines", overRedis, hotLimit, hot, 512, 0, 0},
 		{"far-64", "Redis 1 ms further away, one key, 64 goroutines", overRedis, hotLimit, hot, 64, 0, farDelay},
 		{"zipf-512", "Redis, 10,000 keys by zipf(1.1), 512 goroutines", overRedis, manyLimit, draws, 512, 0, 0},
@@ -191,10 +191,9 @@ var (
 	tenThousand = []kind{ourAllow, bareMap, xTimes, goLimiter, ululeMem}
 	contended   = []kind{ourKey, ourAllow, bareHandle, bareMap, xTime, goLimiter, ululeMem}
 	overRedis   = []kind{
-		ours, direct, ruleShare, listingShare, rule1000, listing1000, rule25, listing25,
-		redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare,
+		ours, direct, ruleShare, rule1000, redisRate, rueidisLimiter, ulule, evalsha, rueidisBare,
 	}
-	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, throttledRedis, evalsha, rueidisBare}
+	coldKeys = []kind{cold, direct, redisRate, rueidisLimiter, ulule, evalsha, rueidisBare}
 )
 
 // shuffled returns n keys in random order, the same in each run.

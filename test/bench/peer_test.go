@@ -24,8 +24,6 @@ import (
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
-	"github.com/throttled/throttled/v2"
-	throttledstore "github.com/throttled/throttled/v2/store/goredisstore.v9"
 	"github.com/ulule/limiter/v3"
 	ululestore "github.com/ulule/limiter/v3/drivers/store/redis"
 
@@ -41,7 +39,6 @@ type kind struct {
 	every int      // one in this many calls is timed
 	sends []string // the commands that it sends, as INFO commandstats calls them
 	calls bool     // it sends at least one command for every request
-	lossy bool     // it refuses or fails at a limit that is not reached
 	open  func(*rig) peer
 }
 
@@ -107,23 +104,12 @@ var (
 	direct = kind{name: "reservoir, direct", every: 1, sends: scripts, open: openRedis("direct:", reservoir.WithDirect())} // callers share calls
 	cold   = calling("reservoir", openRedis("ours:"))                                                                      // new keys: every request calls
 
-	ruleShare    = kind{name: "Rockset's rule, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(false)}
-	listingShare = kind{name: "Rockset's listing, L/1000", every: inMemory, sends: scripts, open: openRocksetShare(true)}
-	rule1000     = kind{name: "Rockset's rule, 1000", every: inMemory, sends: scripts, open: openRockset(1000, false)}
-	listing1000  = kind{name: "Rockset's listing, 1000", every: inMemory, sends: scripts, open: openRockset(1000, true)}
-	rule25       = kind{name: "Rockset's rule, 25", every: 1, sends: scripts, open: openRockset(25, false)}
-	listing25    = kind{name: "Rockset's listing, 25", every: 1, sends: scripts, open: openRockset(25, true)}
+	ruleShare = kind{name: "Rockset's rule, L/1000", every: inMemory, sends: scripts, open: openRockset(func(limit int64) int64 { return max(limit/1000, 1) })}
+	rule1000  = kind{name: "Rockset's rule, 1000", every: inMemory, sends: scripts, open: openRockset(func(int64) int64 { return 1000 })}
 
 	redisRate      = calling("redis_rate", openRedisRate)
 	rueidisLimiter = calling("[rueidislimiter]", openRueidisLimiter)
 	ulule          = calling("ulule/limiter", openUlule)
-
-	// throttledRedis reads the state, computes the next state, and swaps the two unless
-	// the state has changed. It fails after ten attempts. It sends TIME and GET together.
-	// TIME counts twice in place of GET, because the swap's script also calls GET.
-	throttledRedis  = kind{name: "throttled", every: 1, calls: true, lossy: true, open: openThrottled(0), sends: throttledSends}
-	throttledLonger = kind{name: "throttled, 10,000 attempts", every: 1, calls: true, open: openThrottled(10_000), sends: throttledSends}
-	throttledSends  = []string{"time", "time", "setnx", "expire", "eval", "evalsha"}
 
 	// The library's own script without a limiter: the least that a call can cost.
 	evalsha     = calling("bare EVALSHA, go-redis", openEvalsha)
@@ -153,18 +139,15 @@ func openLimiter(s backend.Store, limit reservoir.Limit, opts ...reservoir.Optio
 	return must(reservoir.New(s, limit, opts...))
 }
 
-// openRockset counts in the same store as the library, so that only the rules differ.
-func openRockset(batch int64, listing bool) func(*rig) peer {
+// openRockset counts in the same store as the library, so that only the rules differ. The article has batches of a
+// thousandth of the limit.
+func openRockset(size func(limit int64) int64) func(*rig) peer {
 	return func(r *rig) peer {
-		store := redisstore.New(r.goRedis, redisstore.WithPrefix(fmt.Sprintf("rockset-%d-%t:", batch, listing)))
-		l := &Rockset{Store: store, Limit: backend.Limit(r.limit), Batch: batch, Listing: listing}
+		batch := size(r.limit.Tokens)
+		store := redisstore.New(r.goRedis, redisstore.WithPrefix(fmt.Sprintf("rockset-%d:", batch)))
+		l := &Rockset{Store: store, Limit: backend.Limit(r.limit), Batch: batch}
 		return asking(l.Allow)
 	}
-}
-
-// openRocksetShare has batches of a thousandth of the limit, as the article has them.
-func openRocksetShare(listing bool) func(*rig) peer {
-	return func(r *rig) peer { return openRockset(max(r.limit.Tokens/1000, 1), listing)(r) }
 }
 
 func openRedisRate(r *rig) peer {
@@ -185,23 +168,6 @@ func ululeOver(r *rig, store limiter.Store) peer {
 		res, err := l.Get(ctx, key)
 		return err == nil && !res.Reached, err
 	})
-}
-
-// openThrottled sets how often a swap is attempted; 0 leaves the default.
-func openThrottled(attempts int) func(*rig) peer {
-	return func(r *rig) peer {
-		store := must(throttledstore.NewCtx(r.goRedis, fmt.Sprintf("throttled-%d:", attempts)))
-		n := int(r.limit.Tokens)
-		quota := throttled.RateQuota{MaxRate: throttled.PerDuration(n, r.limit.Window), MaxBurst: n}
-		l := must(throttled.NewGCRARateLimiterCtx(store, quota))
-		if attempts > 0 {
-			l.SetMaxCASAttemptsLimit(attempts)
-		}
-		return asking(func(ctx context.Context, key string) (bool, error) {
-			limited, _, err := l.RateLimitCtx(ctx, key, 1)
-			return !limited, err
-		})
-	}
 }
 
 // granted is where the reply of lua.Sync has the tokens that were granted.

@@ -20,9 +20,7 @@ import (
 //   - Otherwise the first request fetches a whole new batch, without the mutex, and the
 //     others wait on the condition variable until it is there.
 //   - By the rule of the text, a request that finds the new batch used up by others goes
-//     to Redis alone. In the article's final listing waiters have reserved their tokens of
-//     the batch in flight, and a request for which that is too small goes to Redis at
-//     once, without waiting.
+//     to Redis alone.
 //   - The fetch is all or nothing. If it is refused, so are all waiters.
 //   - A batch has a fixed size or, by the ladder, is half as large again as the last one if
 //     that was used up, and half as large if most of that was wasted.
@@ -30,12 +28,11 @@ import (
 // Where the listing has a mistake, this follows its intention: the expiry is the stored
 // end of the window, and a failed fetch ends. Requests are for one token each.
 type Rockset struct {
-	Store   backend.Store
-	Limit   backend.Limit
-	Batch   int64
-	Most    int64 // the ladder climbs from Batch to Most; 0 = all batches have the size of Batch
-	Listing bool  // the final listing, not the rule of the text
-	keys    perKey[rocksetKey]
+	Store backend.Store
+	Limit backend.Limit
+	Batch int64
+	Most  int64 // the ladder climbs from Batch to Most; 0 = all batches have the size of Batch
+	keys  perKey[rocksetKey]
 }
 
 type rocksetKey struct {
@@ -50,7 +47,6 @@ type rocksetKey struct {
 
 type rocksetFetch struct {
 	over, success bool
-	reserved      int64
 	window        backend.Window
 }
 
@@ -80,19 +76,16 @@ func (r *Rockset) share(ctx context.Context, key string, k *rocksetKey) (allowed
 	case k.spend():
 		return true, false, k.window, nil
 	case f == nil:
-		f = &rocksetFetch{reserved: 1}
+		f = &rocksetFetch{}
 		err = r.run(ctx, key, k, f)
-	case r.Listing && f.reserved == r.Batch:
-		return false, true, backend.Window{}, nil
 	default:
-		f.reserved++
 		for !f.over {
-			if k.over.Wait(); k.fetch != nil && !r.Listing {
-				f = k.fetch // by the rule waiters reserve nothing, so they wait for the next batch as well
+			if k.over.Wait(); k.fetch != nil {
+				f = k.fetch // waiters reserve nothing, so they wait for the next batch as well
 			}
 		}
 	}
-	allowed = f.success && (r.Listing || k.spend())
+	allowed = f.success && k.spend()
 	return allowed, f.success && !allowed, f.window, err // the others were quicker
 }
 
@@ -106,9 +99,6 @@ func (r *Rockset) run(ctx context.Context, key string, k *rocksetKey, f *rockset
 	k.fetch, f.over, f.success, f.window = nil, true, reply.Grant > 0, reply.Window
 	if f.success {
 		k.size, k.tokens, k.window, k.expires = size, size, reply.Window, time.Now().Add(reply.Left)
-		if r.Listing {
-			k.tokens -= f.reserved
-		}
 	}
 	k.over.Broadcast()
 	return err
@@ -147,7 +137,7 @@ func (k *rocksetKey) spend() bool {
 
 // A yardstick that lets too much or too little through would measure nothing.
 func TestRocksetAdmitsTheLimit(t *testing.T) {
-	for _, r := range []*Rockset{{Batch: 100}, {Batch: 100, Listing: true}, {Batch: 1, Most: 50}} {
+	for _, r := range []*Rockset{{Batch: 100}, {Batch: 1, Most: 50}} {
 		r.Store, r.Limit = memstore.New(), backend.Limit{Tokens: 5_000, Window: time.Hour}
 		workers := make([]*worker, 64)
 		for i := range workers {

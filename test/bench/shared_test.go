@@ -28,7 +28,6 @@ type shared struct {
 	limit         reservoir.Limit // of each user
 	users         int
 	processes     int
-	sticky        int     // requests of a user that come to one process in a row
 	warm, windows int     // that do not count, and that do
 	demand        float64 // of each user, in limits a window
 	ways          []sharer
@@ -39,9 +38,8 @@ const overload = 1.5 // the demand of the tables beside peers
 func shares() []shared {
 	perUser := reservoir.PerMinute(300)
 	return []shared{
-		{"global", "%d processes", reservoir.PerMinute(60_000), 1, 8, 1, 1, 5, overload, sharers},
-		{"users", "each of 40 users, %d processes", perUser, 40, 20, 1, 1, 5, overload, sharers},
-		{"users-sticky", "each of 40 users, who stay at one of %d processes for 20 requests", perUser, 40, 20, 20, 1, 5, overload, sharers},
+		{"global", "%d processes", reservoir.PerMinute(60_000), 1, 8, 1, 5, overload, sharers},
+		{"users", "each of 40 users, %d processes", perUser, 40, 20, 1, 5, overload, sharers},
 	}
 }
 
@@ -57,7 +55,7 @@ func (s shared) scaled(window time.Duration, windows, processes int) shared {
 func (s shared) traffic() sim.Shape {
 	return sim.Shape{
 		Rate: s.demand * float64(s.limit.Tokens) * float64(s.users) / s.limit.Window.Seconds(), Keys: s.users, Tokens: 1,
-		Processes: s.processes, Sticky: s.sticky, Length: time.Duration(s.warm+s.windows)*s.limit.Window + s.limit.Window/10, Seed: 1,
+		Processes: s.processes, Length: time.Duration(s.warm+s.windows)*s.limit.Window + s.limit.Window/10, Seed: 1,
 	}
 }
 

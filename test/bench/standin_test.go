@@ -24,11 +24,7 @@ func TestPeersAdmitTheLimit(t *testing.T) {
 		if strings.HasSuffix(k.name, ", 1000") {
 			continue // these batches are larger than the limit; they have tests of their own
 		}
-		want := limit
-		if k.name == throttledRedis.name {
-			want++ // a burst, and one
-		}
-		require.Equal(t, want, admitted(t, r, k, 2*limit), k.name)
+		require.Equal(t, limit, admitted(t, r, k, 2*limit), k.name)
 	}
 }
 
