@@ -154,7 +154,7 @@ func (l *Limiter) handBack(ctx context.Context, k *key.Key) error {
 			err = f.Shard.OpenError()
 		}
 		if err == nil {
-			err = caller{l}.Call(ctx, l.fetchTimeout, f)
+			err = caller{l}.Call(ctx, f)
 		} else {
 			err = f.End(key.Trip{}, backend.Reply{}, err)
 		}

@@ -126,22 +126,11 @@ func soonerThan(ctx context.Context, d time.Duration) bool {
 // caller makes the calls of keys; it is the seam of package key.
 type caller struct{ l *Limiter }
 
-// Send sends the statement under the fetch timeout. No caller's context ends it: that caller
-// may leave, and the others still need the fetch.
-func (c caller) Send(f *key.Fetch, timeout time.Duration, err error) {
-	defer c.l.env.Calls.End()
-	if f.Req.Detached = true; err != nil {
-		_ = f.End(key.Trip{}, backend.Reply{}, err)
-		return
-	}
-	_ = c.Call(context.Background(), timeout, f)
-}
-
-// Call makes the call of f within ctx and the timeout, and applies its end.
-func (c caller) Call(ctx context.Context, timeout time.Duration, f *key.Fetch) error {
+// Call makes the call of f, and applies its end.
+func (c caller) Call(ctx context.Context, f *key.Fetch) error {
 	call := storeCall{l: c.l, shard: f.Shard, q: &f.Req, StoreCall: StoreCall{Op: "sync", Cause: string(f.Cause), Reason: f.Reason}}
 	call.trip.Ordered = f.Ordered
-	err := call.run(ctx, timeout)
+	err := call.run(ctx, f.Timeout)
 	err = f.End(call.trip, call.reply, err)
 	call.report()
 	return err

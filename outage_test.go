@@ -974,6 +974,27 @@ func TestFirstContact(t *testing.T) {
 		assert.Zero(t, ask("first"))
 		assert.EqualValues(t, 10, ask("second"))
 	})
+	inBubble(t, "the first call fails late, but in time", func(t *testing.T) {
+		net, legs := testnet.Far(0), 0
+		net.Travel = func(int, testnet.Leg) time.Duration {
+			if legs++; legs == 1 {
+				return 150 * time.Millisecond
+			}
+			return time.Millisecond
+		}
+		l := open(t, net, reservoir.PerHour(100))
+		net.Next("", testnet.Refuse)
+		var came sync.WaitGroup
+		came.Go(func() {
+			time.Sleep(140 * time.Millisecond)
+			_, err := l.Allow(bg, "k")
+			assert.NoError(t, err, "who came during the call has a call of its own")
+		})
+		_, err := l.Allow(bg, "k")
+		require.Error(t, err)
+		came.Wait()
+		require.Equal(t, 1, net.Happened(testnet.Refuse))
+	})
 	inBubble(t, "nobody is there", func(t *testing.T) {
 		net := testnet.Far(0)
 		net.Always(testnet.Hang)

@@ -35,7 +35,6 @@ type Env struct {
 	lives   atomic.Int64  // the number of the last life of an account; see tokens.Tokens
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
-	shares  shares
 	waiters waiters.Pool[Verdict]
 }
 
@@ -77,12 +76,8 @@ type Caller interface {
 	// which may block.
 	Limit(key string) (backend.Limit, error)
 
-	// Send sends the fetch within the timeout, in a goroutine of its own, and then calls its End; if there is an err, it only ends it
-	// with that. Env.Calls counts the fetch already.
-	Send(f *Fetch, timeout time.Duration, err error)
-
-	// Call makes the call of f within ctx and the timeout, and then calls its End, whose error it returns.
-	Call(ctx context.Context, timeout time.Duration, f *Fetch) error
+	// Call makes the call of f within ctx and its timeout, and then calls its End, whose error it returns.
+	Call(ctx context.Context, f *Fetch) error
 }
 
 // init makes the key of node n, on that shard.
@@ -184,11 +179,15 @@ func (e *Env) Empty() bool {
 }
 
 // leavers are the keys that have left their counter for another one, or because their limit is special now. They are
-// in memory until the store has confirmed what they gave back, but no request finds them.
+// in memory until the store has confirmed what they gave back, and the share of the failure policy is over, because a plan
+// that changes to and fro must not bring a share each time. But no request finds them.
 type leavers struct {
 	mu   sync.Mutex
 	keys map[counter]*Key
 }
+
+// counter names a counter of a key.
+type counter struct{ key, counter string }
 
 // mostLeavers bounds them. More are forgotten at once, so what they hold expires with its window.
 const mostLeavers = 4096

@@ -1,9 +1,7 @@
 package key
 
 import (
-	"maps"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/go-reservoir/reservoir/backend"
@@ -61,43 +59,4 @@ func (s *share) takeBack(c Charge, n int64) {
 	if s != nil && s.window == c.Window {
 		s.admitted = max(s.admitted-n, 0)
 	}
-}
-
-// shares are what FailLocal has admitted for keys that have left their counter, for those who come back before the window's
-// end: a plan that changes to and fro must not bring a share each time. The zero value has none.
-type shares struct {
-	mu   sync.Mutex
-	left map[counter]*share
-}
-
-// counter names a counter of a key.
-type counter struct{ key, counter string }
-
-// put keeps the share of a key that leaves its counter, unless there are too many.
-func (s *shares) put(key string, limit backend.Limit, one *share, now int64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.left, func(_ counter, f *share) bool { return now > f.end })
-	if len(s.left) >= mostLeavers {
-		return false
-	}
-	if s.left == nil {
-		s.left = make(map[counter]*share)
-	}
-	s.left[counter{key, limit.Counter()}] = one
-	return true
-}
-
-// take returns what put has kept for the key, or a share of which nothing is admitted.
-func (s *shares) take(key string, limit backend.Limit) *share {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.left) > 0 {
-		name := counter{key, limit.Counter()}
-		if one := s.left[name]; one != nil {
-			delete(s.left, name)
-			return one
-		}
-	}
-	return new(share)
 }

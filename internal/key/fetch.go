@@ -22,7 +22,8 @@ type Fetch struct {
 	Cause   next.Cause
 	Reason  string // for the size of the batch
 	Shard   *Shard
-	Ordered int64 // time of the order, before its goroutine was scheduled; 0 of a probe
+	Ordered int64         // time of the order, before its goroutine was scheduled; 0 of a probe
+	Timeout time.Duration // how long its call may take
 
 	k         *Key   // nil of a probe
 	asks      bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
@@ -41,7 +42,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 		k.findShard()
 	}
 	u, w, counts, q := k.use, k.Lease.Load(), &k.env.Counts, backend.Statement{}
-	f := &Fetch{k: &k.node.State, Cause: why, Ordered: now, Shard: k.shard, last: u.line.Last}
+	f := &Fetch{k: &k.node.State, Cause: why, Ordered: now, Shard: k.shard, Timeout: k.shard.Timeout(), last: u.line.Last}
 	u.fetch, f.asks = f, why != next.Charge && why != next.Return && why != next.Hold
 
 	// What goes back first: others may want it, or it would not be used.
@@ -175,9 +176,9 @@ func (f *Fetch) relimit() {
 	q.Want, q.Need, q.Least, q.Pace, q.Run = min(q.Want, most), min(q.Need, most), min(q.Least, most), min(q.Pace, most), min(q.Run, most)
 }
 
-// Begin brings the statement up to date, immediately before it is sent. Unless the key leaves, it may ask for the
+// begin brings the statement up to date, immediately before it is sent. Unless the key leaves, it may ask for the
 // key's limit, and returns the error of that.
-func (f *Fetch) Begin() error {
+func (f *Fetch) begin() error {
 	if !f.k.env.varies || f.Req.Leaving {
 		return nil
 	}
@@ -271,7 +272,7 @@ func (f *Fetch) failed(now int64, err error) {
 	u := k.inUse()
 	again := u.pause == 0 && lost(err)
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
-	if now-f.Ordered >= int64(k.env.Timeout) {
+	if now-f.Ordered >= int64(f.Timeout) {
 		last = u.line.Last
 	}
 	if u.rejected = !Outage(err); f.asks { // others grant nothing

@@ -57,16 +57,7 @@ func (r *rig) Hears(string) bool { return r.hears }
 
 func (r *rig) Limit(string) (backend.Limit, error) { return r.limit, nil }
 
-func (r *rig) Send(f *Fetch, _ time.Duration, err error) {
-	defer r.env.Calls.End()
-	if err != nil {
-		_ = f.End(Trip{}, backend.Reply{}, err)
-		return
-	}
-	_ = r.Call(context.Background(), 0, f)
-}
-
-func (r *rig) Call(_ context.Context, _ time.Duration, f *Fetch) error {
+func (r *rig) Call(_ context.Context, f *Fetch) error {
 	r.sent.Add(1)
 	trip := Trip{Sent: r.env.Clock.Now()}
 	var err error

@@ -148,7 +148,7 @@ func (k *Key) Retire(ifLeft bool) {
 	e := k.env
 	e.Counts.Read(func() {
 		k.event(func(now int64) effect {
-			if k.phase == retired || ifLeft && !k.hasLeft(now) {
+			if k.phase == retired || ifLeft && (!k.hasLeft(now) || k.use.share.neededBy(e.Fallback, now)) {
 				return unchanged
 			}
 			if k.use.timer != nil {

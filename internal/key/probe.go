@@ -65,7 +65,7 @@ func (s *Shard) probe(ctx context.Context, timeout time.Duration) bool {
 	stored, ok := s.ProbeKey()
 	if ok {
 		q := backend.Statement{Key: stored, Limit: backend.Limit{Tokens: 1, Window: time.Minute}}
-		_ = s.env.Caller.Call(ctx, timeout, &Fetch{Req: q, Cause: next.Reopen, Shard: s})
+		_ = s.env.Caller.Call(ctx, &Fetch{Req: q, Cause: next.Reopen, Shard: s, Timeout: timeout})
 	}
 	return ok
 }

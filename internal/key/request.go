@@ -318,7 +318,7 @@ func (k *machine) shareAt(now int64) *share {
 		return nil
 	}
 	if u.share == nil {
-		u.share = k.env.shares.take(k.node.Key, *l)
+		u.share = new(share)
 	}
 	s := u.share
 	if now <= s.end && s.window.End != 0 {
@@ -416,9 +416,6 @@ func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 				break
 			}
 			k.parted, k.phase, did = true, leaving, changed
-			if u.share.neededBy(k.env.Fallback, now) && k.env.shares.put(k.node.Key, *was, u.share, now) {
-				u.share = nil
-			}
 			u.denial.Open()
 			// First it stands among those that leave, or a request could make another key of this counter, whose first statement
 			// would make void what this one gives back.

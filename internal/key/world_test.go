@@ -107,9 +107,7 @@ type late struct {
 
 func (p *proc) Hears(string) bool                   { return !p.deaf }
 func (p *proc) Limit(string) (backend.Limit, error) { return p.limit, nil }
-func (p *proc) Send(*Fetch, time.Duration, error)   {} // the world does, when it is chosen
-
-func (p *proc) Call(context.Context, time.Duration, *Fetch) error { return nil } // of a probe: none is made
+func (p *proc) Call(context.Context, *Fetch) error  { return nil } // the world makes it, when it is chosen
 
 const timeout = 100 * time.Millisecond
 
@@ -385,7 +383,6 @@ func (w *world) do(a action) error {
 		}
 		c.f.Shard.ObserveLead(time.Duration(w.now - c.f.Ordered))
 		_ = c.f.End(Trip{Sent: c.sent, End: w.now}, c.reply, nil)
-		p.env.Calls.End()
 	case loseStatement, loseReply:
 		w.left[0].lost--
 		w.fail(n)
@@ -569,7 +566,6 @@ func (w *world) fail(n int) {
 			w.errors = append(w.errors, errors.New("a caller waits on, though the call for it has failed"))
 		}
 	}
-	w.procs[c.who].env.Calls.End()
 }
 
 var errLost = &backend.Error{Op: "sync", Class: backend.Unknown, Err: errors.New("lost")}
