@@ -131,19 +131,6 @@ func TestMovement(t *testing.T) {
 	}
 }
 
-// TestOrder: neither the order of the names nor that of a map matters.
-func TestOrder(t *testing.T) {
-	names := numbered(9)
-	first := over(t, names...)
-	for range 20 {
-		names = append(names[1:], names[0])
-		again := over(t, names...)
-		for i := range 200 {
-			require.Equal(t, first.Shard(fmt.Sprint(i)), again.Shard(fmt.Sprint(i)))
-		}
-	}
-}
-
 func TestLookupAllocatesNothing(t *testing.T) {
 	s := over(t, numbered(16)...)
 	require.Zero(t, testing.AllocsPerRun(100, func() { s.Shard("user:12345") }))
@@ -172,7 +159,9 @@ func calls(ctx context.Context, s *sharding.Store, key string) map[string]error 
 	return map[string]error{"sync": sync, "sync of a rolling limit": rolling, "check": check, "reset": reset, "inspect": inspect}
 }
 
+// TestFailure: a shard's failure names the shard, and no key of it is served by another, where it would find a second limit.
 func TestFailure(t *testing.T) {
+	well := memstore.New()
 	cause := errors.New("cause")
 	for _, row := range []struct {
 		what, text string
@@ -183,9 +172,10 @@ func TestFailure(t *testing.T) {
 		{"a decorator's", `reservoir: op: store unavailable: shard "a": breaker: reservoir: op: store unavailable: cause`,
 			fmt.Errorf("breaker: %w", &backend.Error{Op: "op", Class: backend.Unavailable, Err: cause})},
 	} {
-		s, err := sharding.New(map[string]backend.Store{"a": broken{row.err}})
+		s, err := sharding.New(map[string]backend.Store{"a": broken{row.err}, "b": well})
 		require.NoError(t, err)
-		for op, err := range calls(t.Context(), s, "canary") {
+		require.Equal(t, "a", s.Shard("canary 0"))
+		for op, err := range calls(t.Context(), s, "canary 0") {
 			var failure *backend.Error
 			require.ErrorAs(t, err, &failure, op)
 			require.NotContains(t, err.Error(), "canary")
@@ -200,6 +190,9 @@ func TestFailure(t *testing.T) {
 			require.EqualError(t, err, row.text)
 		}
 	}
+	there, err := well.Inspect(t.Context(), "canary 0")
+	require.NoError(t, err)
+	require.Empty(t, there)
 	// A faulty request is not the shard's fault.
 	s, err := sharding.New(map[string]backend.Store{"a": memstore.New()})
 	require.NoError(t, err)

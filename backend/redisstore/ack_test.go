@@ -77,32 +77,54 @@ func TestGrantIsWithheldUntilReplicated(t *testing.T) {
 	require.Equal(t, "5", p.used(t, p.Replicas[0]), "no later than the answer")
 }
 
-func TestChargeIsWithheldUntilReplicated(t *testing.T) {
+// TestWithheldUntilReplicated: each kind of call that hands out tokens, spends, holds or voids is an error until a replica has it, and
+// is carried out all the same. What does none of that is answered.
+func TestWithheldUntilReplicated(t *testing.T) {
 	p := newReplicatedPair(t)
 	s := p.store(brief)
-	take(t, p.store(10*time.Second), "warm", 1)
-	p.link.Hold(true)
-	p.Primary.ResetStats()
-	_, err := charge(t.Context(), s, "k", limit10, 9)
-	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
-	require.Equal(t, backend.Unknown, class(t, err))
-	require.EqualValues(t, 1, p.Primary.Calls("wait"))
-	require.Equal(t, "9", p.used(t, p.Primary), "charged and lost")
+	for _, limit := range []backend.Limit{limit10, rolling10} {
+		first, err := charge(t.Context(), p.store(10*time.Second), "k", limit, 1)
+		require.NoError(t, err)
+		p.link.Hold(true)
+		p.Primary.ResetStats()
+		used := backend.Statement{Window: first.Window, Change: 1, Runs: true}
+		if limit.Rolls {
+			used = backend.Statement{Rolling: backend.Rolling{Changes: []backend.Change{{Tokens: 1}}}}
+		}
+		byAccount := used
+		byAccount.Client, byAccount.Life, byAccount.Seq = "a.1", 1, 1
+		for i, q := range []backend.Statement{{Need: 2}, {Client: "b.1", Life: 1, Seq: 1, Want: 2, Need: 2}, used, byAccount} {
+			q.Key, q.Limit = "k", limit
+			_, err = s.Sync(t.Context(), q)
+			require.ErrorIs(t, err, redisstore.ErrNotReplicated, "%s %d", limit.Counter(), i)
+			require.Equal(t, backend.Unknown, class(t, err))
+			require.EqualValues(t, i+1, p.Primary.Calls("wait"))
+		}
+		refused, err := charge(t.Context(), s, "k", limit, 4)
+		require.NoError(t, err)
+		require.Equal(t, []int64{0, 7}, []int64{refused.Grant, refused.Used})
+		_, err = s.Sync(t.Context(), backend.Statement{Key: "k", Limit: limit, Hold: time.Hour})
+		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+		waits := p.Primary.Calls("wait")
+		state, err := s.Check(t.Context(), "k", limit)
+		require.NoError(t, err)
+		require.Positive(t, state.Held)
+		require.Equal(t, waits, p.Primary.Calls("wait"), "it does not wait")
+		_, err = s.Reset(t.Context(), "k", limit)
+		require.ErrorIs(t, err, redisstore.ErrNotReplicated)
+		require.Equal(t, backend.Unknown, class(t, err))
+		state, err = s.Check(t.Context(), "k", limit)
+		require.NoError(t, err)
+		require.EqualValues(t, 10, state.Remaining)
+		require.Positive(t, p.link.Held())
 
-	// What hands out nothing is answered all the same.
-	refused, err := charge(t.Context(), s, "k", limit10, 2)
-	require.NoError(t, err)
-	require.Zero(t, refused.Grant)
-	_, err = newHolder(s, "a", "k", limit10).ask(t.Context(), 0, 0)
-	require.NoError(t, err)
-	waits := p.Primary.Calls("wait")
-	require.EqualValues(t, 1, remaining(t, s, "k"))
-	require.Equal(t, waits, p.Primary.Calls("wait"), "it does not wait")
-
-	// What was used above a charge is spent already.
-	_, err = s.Sync(t.Context(), backend.Statement{Key: "k", Limit: limit10, Window: refused.Window, Change: 3})
-	require.ErrorIs(t, err, redisstore.ErrNotReplicated)
-	require.Positive(t, p.link.Held())
+		p.link.Hold(false)
+		_, err = p.store(10*time.Second).Reset(t.Context(), "k", limit)
+		require.NoError(t, err)
+		state, err = redisstore.New(p.Replicas[0].Client()).Check(t.Context(), "k", limit)
+		require.NoError(t, err)
+		require.EqualValues(t, 10, state.Remaining, "no later than the answer")
+	}
 }
 
 // TestAckOfPipeline: calls that share a pipeline share a WAIT.

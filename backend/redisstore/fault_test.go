@@ -117,21 +117,6 @@ func testLostReply(t *testing.T, f *faulty) {
 	}
 }
 
-// TestLateCharge: a caller gets the error of its own context, and is charged.
-func TestLateCharge(t *testing.T) {
-	for _, detached := range []bool{false, true} {
-		f := newFaulty(t, noGreeting)
-		f.proxy.Delay(200 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		_, err := f.Sync(ctx, backend.Statement{Key: "k", Limit: limit10, Need: 3, Detached: detached})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, backend.Unknown, class(t, err))
-		require.Eventually(t, func() bool { return f.calls("evalsha") == 1 }, 5*time.Second, 2*time.Millisecond)
-		require.EqualValues(t, 3, f.used(t))
-	}
-}
-
 // TestNotAfter: what sat in a queue through an outage does nothing when it is
 // delivered.
 func TestNotAfter(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -239,40 +237,6 @@ func TestCloseWaits(t *testing.T) {
 	require.EqualValues(t, 1, x.server.Calls("evalsha"))
 	require.Equal(t, "3", x.used("k"))
 	require.NoError(t, x.client.Ping(t.Context()).Err(), "the client is not the store's")
-}
-
-// TestLoadExits: a hook that ends its goroutine while a script is loaded fails the calls of those who
-// need the script, and of nobody else of their pipeline.
-func TestLoadExits(t *testing.T) {
-	const n = 10
-	x := newCrowd(t)
-	x.jam(t.Context(), x.allowed)
-	x.queue(t.Context(), "k", n, x.allowed)
-	for i := range n {
-		x.wg.Go(func() {
-			_, err := x.Check(t.Context(), fmt.Sprint("c", i), limit10)
-			assert.ErrorIs(t, err, errCrashed)
-		})
-	}
-	x.await(func() bool { w, _ := queued(x.whole); return w == 2*n })
-	require.NoError(t, x.server.Client().ScriptFlush(t.Context()).Err())
-	require.NoError(t, x.server.Client().ScriptLoad(t.Context(), syncScript.source).Err())
-	x.client.AddHook(exits{})
-	x.proxy.Hold(false)
-	x.wg.Wait()
-	x.settled()
-}
-
-// exits is a hook with a bug.
-type exits struct{ sees }
-
-func (exits) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if strings.HasPrefix(cmds[0].Name(), "eval_ro") {
-			runtime.Goexit()
-		}
-		return next(ctx, cmds)
-	}
 }
 
 // TestNumbersReadAsNumbers: in the hooks and traces of go-redis.

@@ -90,75 +90,16 @@ func TestLayout(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%d.%d 4503599627370496 2 1", a.next.Window.End, a.next.Window.Gen), client.HGet(ctx, counter+":own", "p.1").Val())
 }
 
-// TestCounters: limits of one key that differ in length, calendar or kind never meet, and Inspect lists them all. Those
-// that differ in tokens share a window.
-func TestCounters(t *testing.T) {
-	for name, client := range map[string]redis.UniversalClient{"server": redistest.Start(t).Client(), "cluster": redistest.StartCluster(t, 2, 0).Client()} {
-		t.Run(name, func(t *testing.T) {
-			s, ctx, key := redisstore.New(client, redisstore.WithPrefix("r*l:")), t.Context(), `user [4]?\2*`
-			zone, err := time.LoadLocation("Europe/Berlin")
-			require.NoError(t, err)
-			begin, end := backend.Calendar{Period: backend.Day, Zone: zone}.Around(time.Now())
-			want := map[string]int64{}
-			for i, l := range []backend.Limit{
-				limit10, {Tokens: 10, Window: 1500 * time.Millisecond * 100}, {Tokens: 10, Window: 61001 * time.Millisecond}, {Tokens: 10, Window: time.Hour},
-				{Tokens: 10, Window: 24 * time.Hour, Calendar: backend.Calendar{Period: backend.Day, Zone: zone}},
-			} {
-				q := backend.Statement{Key: key, Limit: l, Need: int64(i + 1)}
-				if l.Calendar.Period != 0 {
-					q.Begin, q.End = begin.UnixMilli(), end.UnixMilli()
-				}
-				r, err := s.Sync(ctx, q)
-				require.NoError(t, err)
-				require.EqualValues(t, i+1, r.Used)
-				want[l.Counter()] = r.Used
-			}
-			want["60s:roll"] = roll(t, s, key, 7).Used
-			larger, err := charge(ctx, s, key, backend.Limit{Tokens: 20, Window: time.Minute}, 12)
-			require.NoError(t, err)
-			require.EqualValues(t, 13, larger.Used)
-			want["60s"] = 13
-			for _, other := range []string{key + "x", `user [4]?\2`, "user 4a2bc"} { // the pattern is no pattern
-				_, err = charge(ctx, s, other, limit10, 1)
-				require.NoError(t, err)
-			}
-			got := map[string]int64{}
-			all, err := s.Inspect(ctx, key)
-			require.NoError(t, err)
-			for _, c := range all {
-				require.Positive(t, c.Left)
-				got[c.Counter] = c.Used
-			}
-			require.Equal(t, want, got)
-			require.Contains(t, got, "day@Europe/Berlin")
-			require.Contains(t, got, "61001ms")
-		})
-	}
-}
-
-// TestCountBelowZero: another program's refund went too far. That is not a gift.
-func TestCountBelowZero(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	for _, key := range []string{"a", "b", "c"} {
+// TestInspectIsLiteral: a key of any bytes is no pattern, neither is a prefix.
+func TestInspectIsLiteral(t *testing.T) {
+	s := redisstore.New(redistest.Start(t).Client(), redisstore.WithPrefix("r*l:"))
+	for _, key := range []string{`user [4]?\2*`, `user [4]?\2*x`, `user [4]?\2`, "user 4a2bc"} {
 		take(t, s, key, 1)
-		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}:60s", 5).Err())
-		require.EqualValues(t, 10, remaining(t, s, key))
-		in, err := s.Inspect(t.Context(), key)
-		require.NoError(t, err)
-		require.NotZero(t, in[0].Window)
-		require.Zero(t, in[0].Used)
 	}
-	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
-	b := newHolder(s, "x", "b", limit10)
-	r, err := b.ask(t.Context(), 10, 0)
+	all, err := s.Inspect(t.Context(), `user [4]?\2*`)
 	require.NoError(t, err)
-	require.EqualValues(t, 10, r.Grant)
-	require.Zero(t, r.Remaining)
-	require.NoError(t, client.DecrBy(t.Context(), "{b}:60s", 8).Err())
-	r, err = b.ask(t.Context(), 0, -5)
-	require.NoError(t, err)
-	require.EqualValues(t, 5, r.Remaining, "the count is not less than what accounts were charged")
+	require.Len(t, all, 1)
+	require.EqualValues(t, 1, all[0].Used)
 }
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
@@ -238,6 +179,15 @@ func TestSharesWithGitHub(t *testing.T) {
 	require.EqualValues(t, next*1000, r.Window.End)
 	require.EqualValues(t, 4, r.Mine)
 	require.EqualValues(t, 5, r.Remaining)
+
+	// Whoever makes a count anew gives it no time to live; we do.
+	lasts := func(key string) time.Duration { return client.PTTL(t.Context(), key).Val() }
+	require.NoError(t, client.Del(t.Context(), "{them}:60s").Err())
+	theirs(rate, "{them}:60s", 1, next, clock(61*time.Second))
+	require.Negative(t, lasts("{them}:60s"))
+	_, err = a.ask(at(61*time.Second), 0, 0)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, lasts("{them}:60s"), lasts("{them}:60s:exp")-time.Second)
 
 	// After a reset they open a window, and we charge to it.
 	void, err := s.Reset(at(62*time.Second), "them", limit10)

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -219,23 +220,32 @@ func TestSilence(t *testing.T) {
 	require.Empty(t, l.mail, "and there was no change meanwhile")
 }
 
-// TestResetByAUserWhoMayNotPublish is carried out, and its process knows that nobody hears of it.
-func TestResetByAUserWhoMayNotPublish(t *testing.T) {
+// TestNobodyHears: a Reset and a hold of a user who may not publish are carried out, and its process knows that nobody hears of them.
+func TestNobodyHears(t *testing.T) {
 	server := redistest.Start(t)
 	line := "user limiter on >" + aclPassword + " resetchannels ~* +@all &rl:reservoir:*"
-	server.SetUser(line)
-	s := limiterOf(t, server, newUser(line))
-	l := hearOf(t, s, "a")
-	require.NoError(t, l.await(true))
-	take(t, s, "k", 4)
-	server.SetUser(line + " -publish")
-	_, err := s.Reset(t.Context(), "k", limit10)
-	require.NoError(t, err)
-	require.EqualValues(t, 10, remaining(t, s, "k"))
-	require.Eventually(t, func() bool { // the server also cuts the connection of a user whose channels change
-		failure, _ := errors.AsType[*backend.Error](l.Err("k"))
-		return failure != nil && failure.Class == backend.Rejected
-	}, 30*time.Second, time.Millisecond)
+	for _, limit := range []backend.Limit{limit10, rolling10} {
+		for what, call := range map[string]func(s *redisstore.Store) error{
+			"reset": func(s *redisstore.Store) error { _, err := s.Reset(t.Context(), "k", limit); return err },
+			"hold": func(s *redisstore.Store) error {
+				r, err := s.Sync(t.Context(), backend.Statement{Key: "k", Limit: limit, Hold: time.Minute})
+				require.Positive(t, r.Held)
+				return err
+			},
+		} {
+			server.SetUser(line)
+			s := limiterOf(t, server, newUser(line))
+			l := hearOf(t, s, "a")
+			require.NoError(t, l.await(true))
+			server.SetUser(line + " -publish")
+			require.NoError(t, call(s))
+			require.Eventually(t, func() bool { // later it finds the same by a test of its own, which has another text
+				failure, _ := errors.AsType[*backend.Error](l.Err("k"))
+				return failure != nil && failure.Class == backend.Rejected && strings.Contains(failure.Error(), "may not PUBLISH from a script")
+			}, 10*time.Second, 100*time.Microsecond, what)
+			require.NoError(t, s.Close())
+		}
+	}
 }
 
 // TestListenerFollowsFailover: Sentinel promotes a replica, where the process hears again.

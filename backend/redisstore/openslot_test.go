@@ -1,6 +1,7 @@
 package redisstore_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
+	"github.com/go-reservoir/reservoir/internal/storeclock"
 )
 
 // sides are the node that has the key's slot, and another one.
@@ -78,5 +80,46 @@ func TestFreshKeyInAnOpenSlot(t *testing.T) {
 		require.Equal(t, "4", from.Client().Get(ctx, "{"+key+"}:60s").Val())
 		_, err = s.Sync(ctx, backend.Statement{Key: key, Limit: limit10, Hold: time.Hour})
 		require.Equal(t, backend.Unavailable, class(t, err), "a hold is in the ledger, which cannot be made here")
+	}
+}
+
+// TestManyAccounts: when a window begins, more than 64 accounts of old ones go at once. While the slot is on its way they stay, because
+// a key that a script deletes there cannot be written again.
+func TestManyAccounts(t *testing.T) {
+	t.Parallel()
+	const old = 70
+	c := redistest.StartCluster(t, 2, 0)
+	s, base, large := redisstore.New(c.Client()), time.Now().Add(time.Hour).Truncate(time.Second), backend.Limit{Tokens: 1000, Window: time.Minute}
+	at := func(d time.Duration) context.Context { return storeclock.With(t.Context(), base.Add(d)) }
+	for what, next := range map[string]func(key string) time.Duration{
+		"next": func(string) time.Duration { return time.Minute },
+		"reset": func(key string) time.Duration {
+			_, err := s.Reset(at(time.Second), key, large)
+			require.NoError(t, err)
+			return time.Second
+		},
+		"charged": func(key string) time.Duration {
+			_, err := charge(at(time.Minute), s, key, large, 1)
+			require.NoError(t, err)
+			return time.Minute
+		},
+		"back": func(string) time.Duration { return -10 * time.Minute },
+	} {
+		for _, moves := range []bool{false, true} {
+			key := fmt.Sprint(what, moves)
+			for i := range old {
+				_, err := newHolder(s, fmt.Sprint("old", i), key, large).ask(at(0), 1, 0)
+				require.NoError(t, err)
+			}
+			from, to := sides(c, key)
+			if moves {
+				c.OpenSlot(from, to, c.SlotOf(key))
+			}
+			r, err := newHolder(s, "new", key, large).ask(at(next(key)), 1, 0)
+			require.NoError(t, err)
+			require.Equal(t, []int64{1, 1}, []int64{r.Grant, r.Clients}, key)
+			fields := map[bool]int64{false: 2, true: old + 2}[moves]
+			require.Equal(t, fields, from.Client().HLen(t.Context(), "{"+key+"}:60s:own").Val(), "%s: with the head", key)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -160,106 +159,4 @@ func TestRecall(t *testing.T) {
 			v.balanced("k", visits)
 		})
 	}
-}
-
-// TestRecallFails: if messages do not come, fewer tokens are admitted, but no caller waits for
-// more than four calls in vain, none gets an error, and nothing is lost.
-func TestRecallFails(t *testing.T) {
-	const all = 1 << 20
-	for name, row := range map[string]struct {
-		fault    func(v *visited)
-		happened func(v *visited) bool
-	}{
-		"all messages are lost": {
-			func(v *visited) {
-				for _, p := range v.proxies[:3] {
-					p.LoseMessages(all)
-				}
-			},
-			func(v *visited) bool { return v.proxies[0].Lost()+v.proxies[1].Lost()+v.proxies[2].Lost() > 0 },
-		},
-		"the others are cut off": {
-			func(v *visited) {
-				for _, p := range v.proxies[:3] {
-					p.Hold(true)
-				}
-			},
-			func(v *visited) bool { return v.proxies[0].Held()+v.proxies[1].Held()+v.proxies[2].Held() > 0 },
-		},
-		"nobody may publish": {
-			func(v *visited) { v.server.Do("acl", "setuser", "limiter", "-publish") },
-			func(v *visited) bool { return v.limiters[3].Stats().Unsubscribed == 1 },
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			v := visit(t, "")
-			v.hear(true, v.limiters...)
-			admitted := v.bursts("k", func() {})
-			row.fault(v)
-			more, calls := v.untilRefused("k")
-			require.LessOrEqual(t, admitted+more, int64(visits))
-			require.LessOrEqual(t, calls, int64(5), "for the last tokens, and then four for those that nobody returns")
-			require.Eventually(t, func() bool { return row.happened(v) }, 10*time.Second, time.Millisecond)
-			for _, p := range v.proxies {
-				p.Heal()
-			}
-			v.server.Do("acl", "setuser", "limiter", "+publish")
-			v.balanced("k", admitted+more)
-		})
-	}
-}
-
-// TestRecallWithoutRights: a process that may not subscribe leaves little idle, so that hardly
-// more is refused elsewhere than without messages, and each of its batches serves several requests.
-func TestRecallWithoutRights(t *testing.T) {
-	t.Parallel()
-	v := visit(t, "-subscribe")
-	for _, l := range v.limiters {
-		v.hear(false, l)
-	}
-	var admitted int64
-	for i := range 20 * visits {
-		r, err := v.limiters[i%4].Allow(t.Context(), "k")
-		require.NoError(t, err)
-		if r.Allowed {
-			admitted++
-		}
-	}
-	require.LessOrEqual(t, admitted, int64(visits))
-	require.GreaterOrEqual(t, admitted, int64(visits)-4)
-	v.balanced("k", admitted)
-}
-
-// TestRecallFollowsASlot: messages come by the cluster's bus, also when the key's slot has moved
-// to another node. The nodes are so near that a busy process answers late, but a refused one hears of that.
-func TestRecallFollowsASlot(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0)
-	v := &visited{t: t}
-	for range 4 {
-		v.add(redisstore.New(c.Client()), nil)
-	}
-	key := "k"
-	for i := range 3 {
-		v.hear(true, v.limiters...)
-		key = fmt.Sprint("k", i)
-		admitted := v.burst(v.limiters[0], key)
-		from := c.NodeOf(key)
-		c.Reshard(from, c.Nodes[(index(c, from)+1)%3], []int{c.SlotOf(key)})
-		require.Eventually(t, func() bool {
-			more, _ := v.untilRefused(key)
-			admitted += more
-			return admitted == visits
-		}, 30*time.Second, time.Millisecond)
-	}
-}
-
-func index(c *redistest.Cluster, s *redistest.Server) int {
-	for i, n := range c.Nodes {
-		if n == s {
-			return i
-		}
-	}
-	return -1
 }

@@ -1,15 +1,9 @@
 package ledger
 
 import (
-	"flag"
 	"testing"
 
-	"github.com/go-reservoir/reservoir/internal/redistest"
+	"go.uber.org/goleak"
 )
 
-var Runs = flag.Int("runs", 60, "of each campaign")
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	redistest.Main(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,60 +1,13 @@
 package redistest
 
 import (
-	"fmt"
 	"net"
 	"os/exec"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
-
-// fatalTB records the message of t.Fatal instead of failing the test.
-type fatalTB struct {
-	testing.TB
-	message string
-}
-
-func (f *fatalTB) Fatalf(format string, args ...any) {
-	f.message = fmt.Sprintf(format, args...)
-	runtime.Goexit()
-}
-
-// fatal returns the message with which what f does fails the test.
-func fatal(t *testing.T, f func(t testing.TB)) string {
-	t.Helper()
-	tb, done := &fatalTB{TB: t}, make(chan struct{})
-	go func() {
-		defer close(done)
-		f(tb)
-	}()
-	<-done
-	require.NotEmpty(t, tb.message)
-	return tb.message
-}
-
-func TestMissingServerSaysWhatToDo(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	message := fatal(t, func(t testing.TB) { Start(t) })
-	require.Contains(t, message, "redis-server is not installed")
-	require.Contains(t, message, "make redis")
-	require.Contains(t, message, "apt-get install redis-server")
-}
-
-func TestWrongArgumentShowsTheLog(t *testing.T) {
-	message := fatal(t, func(t testing.TB) { Start(t, "--no-such-directive", "1") })
-	require.Contains(t, message, "no-such-directive")
-}
-
-func TestFaultOfDeadServerFailsTheTest(t *testing.T) {
-	require.Contains(t, fatal(t, func(t testing.TB) {
-		server := Start(t)
-		server.Kill()
-		server.Pause()
-	}), "which is down")
-}
 
 // TestTakenPortLeadsToAnother has someone else take the port in the moment
 // between the choice and the start, or that of a cluster's bus.
@@ -103,14 +56,4 @@ func startForeign(t *testing.T, port int) {
 	proc := Spawn(t, exec.Command("redis-server", serverArgs(t.TempDir(), port)...))
 	require.Eventually(t, func() bool { return answers(loopback(port), proc.handle.Pid) },
 		patience, 5*time.Millisecond)
-}
-
-// TestPortsAreGivenOnce: the port of a server that is down is free, and still its own.
-func TestPortsAreGivenOnce(t *testing.T) {
-	given := make(map[int]bool)
-	for range 100 {
-		port := reservePort(t)
-		require.False(t, given[port])
-		given[port] = true
-	}
 }

@@ -1,8 +1,8 @@
 package ledger
 
 import (
+	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"testing"
 	"time"
 
@@ -90,37 +90,53 @@ func TestIdleIsBounded(t *testing.T) {
 	require.Positive(t, void)
 }
 
-// TestUsedUpToldToMany: however many clients share a window, one message tells them that it is used up, and one that many tokens
-// are back.
-func TestUsedUpToldToMany(t *testing.T) {
-	const clients = 1000
-	c, limit, now := Counter{}, backend.Limit{Tokens: clients, Window: time.Minute}, int64(1e12)
-	ask := func(i, change int64) []Message {
-		q := backend.Statement{Client: strconv.FormatInt(i, 10), Life: 1, Seq: now, Limit: limit, Want: 1, Need: 1, Least: 1, Runs: true, Hints: backend.Hints{Exact: true}}
-		if change != 0 {
-			q.Window, q.Mine, q.Change, q.Want, q.Need, q.Least = c.head.Window, 1, change, 0, 0, 0
-		}
-		now += 1000
-		_, messages := c.Sync(q, now)
-		return messages
-	}
-	for i := range int64(clients) {
-		require.Empty(t, ask(i, 0))
-	}
-	told := ask(clients, 0)
-	require.Len(t, told, 1)
-	require.Equal(t, backend.Exhausted, told[0].Kind)
-	require.Empty(t, told[0].Process)
-	require.Empty(t, ask(clients+1, 0), "once a window")
-	again := 0
-	for i := range int64(clients / 2) {
-		messages := ask(i, -1)
-		require.LessOrEqual(t, len(messages), AtOnce)
-		if len(messages) == 1 && messages[0].Process == "" {
-			again++
-			require.Equal(t, backend.Again, messages[0].Kind)
+// TestFreesIsTrue: who waits for as long as a refusal says is admitted, and a microsecond earlier it is not.
+func TestFreesIsTrue(t *testing.T) {
+	refused := 0
+	for seed := range uint64(2000) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		limit := backend.Limit{Tokens: 1 + rnd.Int64N(10), Window: []time.Duration{20 * time.Millisecond, time.Second, time.Minute}[rnd.IntN(3)]}.Rolling()
+		var c Counter
+		now := int64(1e15) + rnd.Int64N(1e9)
+		for seq := range int64(30) {
+			need := 1 + rnd.Int64N(limit.Tokens)
+			q := backend.Statement{Client: "p.1", Life: 1, Seq: 2*seq + 1, Want: need, Need: need, Least: need, Limit: limit, Rolling: backend.Rolling{Known: 2 * seq}}
+			q.Exact = rnd.IntN(2) == 0
+			r, _ := c.Sync(q, now)
+			if r.Grant == 0 {
+				refused++
+				q.Seq, q.Known = 2*seq+2, 2*seq+1
+				early := c.Clone()
+				r2, _ := early.Sync(q, now+r.Frees.Microseconds()-1)
+				require.Zero(t, r2.Grant, "seed %d", seed)
+				now += r.Frees.Microseconds()
+				r, _ = c.Sync(q, now)
+			}
+			require.Equal(t, need, r.Grant, "seed %d", seed)
+			now += rnd.Int64N(limit.Window.Microseconds() / 5)
 		}
 	}
-	require.Positive(t, again)
-	require.LessOrEqual(t, again, 2, "at most once in 250 ms")
+	require.Positive(t, refused)
+}
+
+// TestTidyRing: accounts that have nothing in the ring go, if there are many.
+func TestTidyRing(t *testing.T) {
+	const bucket = 3_000_000 // us
+	var c Counter
+	ask := func(client string, seq, in int64) backend.Reply {
+		q := backend.Statement{Client: client, Life: 1, Seq: seq, Want: 1, Need: 1, Limit: backend.Limit{Tokens: 60, Window: time.Minute}.Rolling()}
+		q.Exact, q.Known = true, seq-1
+		r, _ := c.Sync(q, in*bucket)
+		return r
+	}
+	for i := range 100 {
+		ask(fmt.Sprintf("p%d.1", i), 1, 1000)
+	}
+	for i := range int64(60) {
+		ask("q.1", 1+i, 1001+i)
+	}
+	in := c.Contents(1060 * bucket)
+	require.Len(t, in.Clients, 63)
+	require.Equal(t, int64(21), in.Used)
+	require.Equal(t, int64(63), ask("q.1", 61, 1061).Clients)
 }
