@@ -327,10 +327,8 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 	if k.env.Counts.Move(m); debt != 0 {
 		k.env.Counts.Extra.Add(k.node.Hash, debt)
 	}
-	if q.Leaving && k.phase == leaving {
-		if owed, back := k.Account.Unconfirmed(); owed+back == 0 { // nothing went back after the statement
-			k.phase = left
-		}
+	if q.Leaving && k.phase == leaving && k.Empty() { // or the last statement was not the last: something was settled since
+		k.phase = left
 	}
 
 	// The window, if it is another one.

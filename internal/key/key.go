@@ -423,7 +423,7 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	// the store's clock is behind or a millisecond is left. Asking at once would be a loop.
 	// A window that a Reset has voided may have long to go, and is not waited for.
 	f.Ending = !rolls && u.unserved > 0 && !f.Alive && !w.Doubted()
-	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0 && k.phase < leaving // or the batch would go back at once, again and again
+	f.Low = w.Reorder.Load() == tokens.Due && w.Remaining.Load() > 0
 
 	// What to order ahead. A held key would get nothing.
 	if f.Held {

@@ -347,6 +347,23 @@ func TestRefundAfterLeaving(t *testing.T) {
 	}
 }
 
+// TestDebtAfterLeaving: a key that has said that it leaves its counter, and is settled above a charge then, says so at once, not when debt is due.
+func TestDebtAfterLeaving(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		r.other(t, 1)
+		r.ask(t, k, 5)
+		k.Relimit(hourly, Told, nil)
+		time.Sleep(time.Millisecond / 2)
+		k.Overrun(5)
+		time.Sleep(2 * time.Millisecond)
+		s, err := r.store.Check(t.Context(), "k", r.limit)
+		require.NoError(t, err)
+		require.EqualValues(t, 1000-1-5-5, s.Remaining)
+		_, kept := k.Figures()
+		require.False(t, kept)
+	})
+}
+
 // TestGiveBackWhileACallerSpends: what others want goes back, though a caller spends a part of it when that is about to be taken.
 func TestGiveBackWhileACallerSpends(t *testing.T) {
 	withKey(t, "", func(t *testing.T, r *rig, k *Key) {

@@ -175,7 +175,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 		if k.Lease.Load() != w || k.phase == retired {
 			return unchanged
 		}
-		if !k.parted {
+		if !k.parted { // one that left would give the batch back at once, and order the next
 			k.phase = active
 		}
 		if k.use.demand == nil {

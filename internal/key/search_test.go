@@ -87,18 +87,41 @@ func TestSearch(t *testing.T) {
 	t.Log(states, "states")
 }
 
-// TestLeavingOrdersNothing: a key that leaves, and has a request settled above its charge meanwhile, orders no batch. It would give that
-// back at once, and order the next.
-func TestLeavingOrdersNothing(t *testing.T) {
-	c := small(4, false, demand.Policy{Kind: demand.Fixed, Min: 2}, budget{asks: 2, refunds: 1, debts: 1, lost: 2})
-	synctest.Test(t, func(t *testing.T) {
-		defer chance.Seed(1)()
-		var did []string
-		require.NoError(t, c.replay([]action{
+// TestWays: ways on which something was wrong, and which a search of the usual size finds seldom or not at all.
+func TestWays(t *testing.T) {
+	adaptive, pairs := demand.Policy{Kind: demand.Adaptive, Min: 1}, demand.Policy{Kind: demand.Fixed, Min: 2}
+	for name, row := range map[string]struct {
+		scope
+		way []action
+		did string // what the way leads to
+	}{
+		// What a copy of the statement was granted goes back before the key is forgotten, though nobody has read that reply, and the caller has gone.
+		"a void reply": {small(3, false, adaptive, budget{asks: 1, gives: 1, late: 1}), []action{
+			{kind: askOne}, {kind: overtake}, {kind: giveUp}, {kind: arrive}, {kind: hear},
+		}, "A the reply comes (void true"},
+		"a void reply, rolling": {small(3, true, adaptive, budget{asks: 1, gives: 1, late: 1}), []action{
+			{kind: askOne}, {kind: overtake}, {kind: giveUp}, {kind: arrive}, {kind: hear},
+		}, "A the reply comes (void true"},
+		// Nothing is spent of a reply that says nothing of a hold of which the key has heard meanwhile.
+		"a hold overtakes a reply": {small(3, false, adaptive, budget{asks: 1, holds: 1}), []action{
+			{askOne, 1, 0}, {arrive, 1, 0}, {hear, 1, 0}, {kind: askOne}, {kind: arrive}, {hold, 1, 0}, {arrive, 1, 1}, {kind: deliver}, {kind: hear},
+		}, fmt.Sprintf("the message comes (to A: kind %d", backend.Held)},
+		// A key that leaves, and has a request settled above its charge meanwhile, orders no batch. It would give that back at once, and order the next.
+		"leaving orders nothing": {small(4, false, pairs, budget{asks: 2, refunds: 1, debts: 1, lost: 2}), []action{
 			{kind: askOne}, {kind: arrive}, {kind: hear}, {kind: askTwo}, {kind: loseStatement}, {kind: loseStatement}, {kind: tick}, {kind: visit}, {kind: overrun}, {kind: refund},
-		}, 1, func(a string) { did = append(did, a) }))
-		require.Contains(t, did[7], kindNames[overrun], "the key leaves")
-	})
+		}, "A visits\n1s A " + kindNames[overrun]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				defer chance.Seed(1)()
+				var did []string
+				err := row.replay(row.way, 1, func(a string) { did = append(did, a) })
+				text := strings.Join(did[:min(len(did), 60)], "\n")
+				require.NoError(t, err, text)
+				require.Contains(t, text, row.did)
+			})
+		})
+	}
 }
 
 // TestSearchFinds: the search finds faults of the store.
