@@ -52,7 +52,6 @@ type machine struct {
 	phase     phase      // whether the key is kept
 	inLine    next.Class // the line of its shard in which the key stands
 	parted    bool       // it leaves its counter, and is not in the table, unless it is about to come back
-	orphan    bool       // it found no room among the leavers
 	short     bool       // the limit will run out before the window ends, by the last reading
 	replyLost bool       // the last fetch has failed, or its reply was void: a grant that nobody read may be charged
 }

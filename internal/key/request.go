@@ -29,7 +29,6 @@ func (k *Key) Acquire(ctx context.Context, q Ask) (v Verdict) {
 	if v.Next != wait {
 		return v
 	}
-	defer k.env.waiters.Put(w)
 	select { // the fetch that w waits for ends by its own timeout
 	case <-w.Ready:
 		return w.Outcome
@@ -119,7 +118,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 			return unchanged
 		}
 		k.env.Counts.Waited.Add(1)
-		v.Next, w = wait, k.env.waiters.Get(q.N, stay)
+		v.Next, w = wait, waiters.New[Verdict](q.N, stay)
 		w.Some = q.Some
 		if d, ok := ctx.Deadline(); ok && stay {
 			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
@@ -406,7 +405,7 @@ const Told = math.MaxUint64
 // that counts in another counter, or in none, is not this key's: it leaves its own, the next request finds another key, or none, and
 // callers in line start over. A caller in line that wants more than the limit has gets ErrExceedsLimit or, in shadow, passes.
 func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
-	var orphan bool
+	var full bool
 	k.event(func(now int64) (did effect) {
 		u, was := k.use, k.Limit.Load()
 		switch {
@@ -419,7 +418,7 @@ func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 			u.denial.Open()
 			// First it stands among those that leave, or a request could make another key of this counter, whose first statement
 			// would make void what this one gives back.
-			k.orphan = !k.env.leavers.add(&k.node.State)
+			full = !k.env.leavers.add(&k.node.State)
 			k.env.Table.Delete(k.node)
 			u.line.Since(0, func(c *waiter) { u.line.Notify(c, Verdict{Next: StartOver}) })
 		default:
@@ -449,10 +448,9 @@ func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 		if f != nil {
 			f.relimit()
 		}
-		orphan = k.orphan
 		return did
 	})
-	if orphan {
+	if full { // what it holds expires with its window
 		k.Retire(false)
 	}
 }
