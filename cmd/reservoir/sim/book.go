@@ -22,34 +22,19 @@ type book struct {
 	windows map[Window]*Window // the keys have nothing but a key and an ID
 	sum     Outcome            // only its counts
 	calls   int64              // to the store so far
-	grants  int64              // calls that brought tokens
-	granted int64              // tokens of these calls
 	latency Latency
 	failure error // the first
-
-	answered func(q Request, r reservoir.Result, took time.Duration) // see Replay
 }
-
-const parts = 50 // of the timeline
 
 func newBook(t Traffic, limit int64) *book {
-	b := &book{Traffic: t, limit: limit, windows: make(map[Window]*Window), latency: NewLatency()}
-	b.sum.Timeline = make([]Bucket, parts)
-	return b
-}
-
-// bucket returns the part of the timeline that contains at.
-func (b *book) bucket(at time.Duration) *Bucket {
-	i := int(float64(at) / float64(b.Length) * parts)
-	return &b.sum.Timeline[min(max(i, 0), parts-1)]
+	return &book{Traffic: t, limit: limit, windows: make(map[Window]*Window), latency: NewLatency()}
 }
 
 // call counts a call to the store that is about to be made.
-func (b *book) call(at time.Duration) {
+func (b *book) call() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.calls++
-	b.bucket(at).Calls++
 }
 
 // window returns the window of a key with that id, which is 0 if the reply had no window.
@@ -61,15 +46,11 @@ func (b *book) window(key string, id int64) *Window {
 	return b.windows[name]
 }
 
-// received updates what a process holds of a window when a reply reaches it: grant tokens more, and of its account what that has now.
+// received updates what a process holds of a window when a reply reaches it: of its account what that has now.
 // Calls of one key and process do not overlap, and neither do their replies.
-func (b *book) received(w *way, key string, now account, grant int64) {
+func (b *book) received(w *way, key string, now account) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if grant > 0 {
-		b.grants++
-		b.granted += grant
-	}
 	was := w.known[key]
 	w.known[key] = now
 	if was.window != now.window || was.name != now.name {
@@ -82,10 +63,6 @@ func (b *book) received(w *way, key string, now account, grant int64) {
 func (b *book) charged(key string, window backend.Window, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n > 0 {
-		b.grants++
-		b.granted += n
-	}
 	b.window(key, window.End).held += n
 }
 
@@ -93,15 +70,11 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sum.Requests++
-	b.bucket(q.At).Requests++
 	b.latency.Note(took)
 	if err != nil {
 		b.sum.Errors++
 		b.failure = cmp.Or(b.failure, err)
 		return
-	}
-	if b.answered != nil {
-		b.answered(q, r, took)
 	}
 	p := b.window(b.Keys[q.Key], r.Reset.UnixMilli())
 	if p.Requests++; p.Requests == 1 {
@@ -113,9 +86,6 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 	if r.Allowed {
 		p.admit(b.Tokens, q.At+late+took)
 		return
-	}
-	if r.Source == reservoir.Local {
-		b.sum.Remembered++
 	}
 	if p.Refused++; p.Refused == 1 {
 		p.Stranded, p.short = max(p.held, 0), q.At+late+took
@@ -160,7 +130,7 @@ func (b *book) outcome() Outcome {
 		o.Cold = o.StrandedWindows > 0
 	}
 	o.StoreCalls, o.CallsPerRequest = b.calls, Ratio(b.calls, o.Requests)
-	o.MeanBatch, o.WaitedShare = Ratio(b.granted, b.grants), Ratio(o.Waited, o.Requests)
+	o.WaitedShare = Ratio(o.Waited, o.Requests)
 	o.P50, o.P99 = b.latency.Quantile(0.50), b.latency.Quantile(0.99)
 	return o
 }
@@ -183,12 +153,11 @@ func Ratio(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
 // Outcome is the result of a [Replay]. Requests == Admitted + Refused + Errors. Times are
 // in nanoseconds, shares between 0 and 1.
 type Outcome struct {
-	Policy     string `json:"policy"`
-	Requests   int64  `json:"requests"`
-	Admitted   int64  `json:"admitted"`
-	Refused    int64  `json:"refused"`
-	Errors     int64  `json:"errors"`
-	Remembered int64  `json:"refused_from_memory"` // refused requests that made no store call
+	Policy   string `json:"policy"`
+	Requests int64  `json:"requests"`
+	Admitted int64  `json:"admitted"`
+	Refused  int64  `json:"refused"`
+	Errors   int64  `json:"errors"`
 
 	// Needless counts refused requests for which the limit had tokens: in each window at
 	// most as many as its unspent tokens would have served.
@@ -197,7 +166,6 @@ type Outcome struct {
 
 	StoreCalls      int64   `json:"store_calls"` // until the last answer, without those of Close
 	CallsPerRequest float64 `json:"store_calls_per_request"`
-	MeanBatch       float64 `json:"mean_batch"` // tokens per call that brought any; 0 = no call did
 
 	Waited      int64         `json:"waited"` // for the store
 	WaitedShare float64       `json:"waited_share"`
@@ -211,15 +179,7 @@ type Outcome struct {
 	StrandedWindows int64   `json:"stranded_windows"`
 	Cold            bool    `json:"stranded_cold"` // only first windows had refusals
 
-	Timeline []Bucket  `json:"timeline"` // parts of the traffic's time, of equal lengths
-	Windows  []*Window `json:"-"`        // by key, then by time
-}
-
-// Bucket is a part of the traffic's time. A request counts at its time in the traffic, a
-// call when it is sent.
-type Bucket struct {
-	Requests int64 `json:"requests"`
-	Calls    int64 `json:"store_calls"`
+	Windows []*Window `json:"-"` // by key, then by time
 }
 
 // Window is what happened in one window of a key.

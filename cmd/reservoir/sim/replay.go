@@ -42,10 +42,6 @@ type Replay struct {
 	Policy Policy
 	Store  backend.Store
 
-	// Answered, if set, sees each request's answer and how long that took, in the order of
-	// the answers. Its calls do not overlap.
-	Answered func(q Request, r reservoir.Result, took time.Duration)
-
 	limiters []*reservoir.Limiter
 	book     *book
 	begin    time.Time
@@ -69,7 +65,6 @@ func (r *Replay) Run(ctx context.Context) (o Outcome, err error) {
 
 func (r *Replay) run(ctx context.Context) (Outcome, error) {
 	r.book = newBook(r.Traffic, r.Limit.Tokens)
-	r.book.answered = r.Answered
 	for i := range r.Processes {
 		l, err := reservoir.New(r.way(i).store(), r.Limit, r.Policy.Option, reservoir.WithMaxKeys(max(1<<20, len(r.Keys))))
 		if err != nil {
@@ -151,7 +146,7 @@ func (r *Replay) way(process int) *way {
 // travel is half of a call. It counts the call on its way there.
 func (w *way) travel(ctx context.Context, back bool) error {
 	if !back {
-		w.replay.book.call(time.Since(w.replay.begin))
+		w.replay.book.call()
 	}
 	time.Sleep(w.takes(back)) // within the fetch timeout
 	return ctx.Err()
@@ -195,7 +190,7 @@ func (w *way) Sync(ctx context.Context, q backend.Statement) (backend.Reply, err
 	case q.Client == "":
 		w.replay.book.charged(q.Key, reply.Window, reply.Grant)
 	default:
-		w.replay.book.received(w, q.Key, account{fmt.Sprint(q.Life), reply.Window, reply.Mine}, reply.Grant)
+		w.replay.book.received(w, q.Key, account{fmt.Sprint(q.Life), reply.Window, reply.Mine})
 	}
 	return reply, err
 }

@@ -28,17 +28,9 @@ func requireSums(t *testing.T, traffic Traffic, o Outcome) {
 	t.Helper()
 	require.EqualValues(t, len(traffic.Requests), o.Requests)
 	require.Equal(t, o.Requests, o.Admitted+o.Refused+o.Errors)
-	require.LessOrEqual(t, o.Remembered, o.Refused)
 	require.LessOrEqual(t, o.Needless, o.Refused)
 	require.LessOrEqual(t, o.P50, o.P99)
 	require.Zero(t, o.Over)
-	var requests, calls int64
-	for _, b := range o.Timeline {
-		requests += b.Requests
-		calls += b.Calls
-	}
-	require.Equal(t, o.Requests, requests)
-	require.GreaterOrEqual(t, calls, o.StoreCalls, "the last give-backs are not counted")
 }
 
 func TestReplay(t *testing.T) {
@@ -55,7 +47,6 @@ func TestReplay(t *testing.T) {
 			require.InEpsilon(t, s.Delay, o.P50, 0.01, "a call takes its delay")
 			require.LessOrEqual(t, o.P99, 2*s.Delay+s.Delay/50, "and who comes meanwhile shares the next one")
 			require.LessOrEqual(t, o.StoreCalls, o.Requests, "a refusal from memory may send a probe")
-			require.Less(t, float64(o.MeanBatch), 2.0, "nothing is held")
 		}
 	}
 	require.Less(t, calls["adaptive"], calls["direct"])

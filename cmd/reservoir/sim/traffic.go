@@ -61,14 +61,14 @@ func (s Shape) Traffic() Traffic {
 		}
 		t.Requests = append(t.Requests, Request{At: time.Duration(at), Key: int32(pick())})
 	}
-	t.Route(s.Sticky, s.Seed)
+	t.route(s.Sticky, s.Seed)
 	return t
 }
 
-// Route sends the requests for each key to one process so many times in a row, and then to
+// route sends the requests for each key to one process so many times in a row, and then to
 // another or the same: 1 is a load balancer that knows no clients, more are clients that keep
 // a connection for a while.
-func (t Traffic) Route(sticky int, seed uint64) {
+func (t Traffic) route(sticky int, seed uint64) {
 	r, last, runs := rand.New(rand.NewPCG(seed, 2)), make([]int32, len(t.Keys)), make([]int, len(t.Keys))
 	for i := range t.Requests {
 		q := &t.Requests[i]
