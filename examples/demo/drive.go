@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 )
@@ -13,7 +14,7 @@ import (
 type drive struct {
 	plan
 	server *server
-	screen *screen
+	out    io.Writer
 	record
 
 	start   time.Time
@@ -23,7 +24,7 @@ type drive struct {
 	sampled [processes]counts // at the last sample
 	windows map[int64]int64   // tokens admitted, by the end of the window, Unix ms
 	shown   counts            // at the end of the last row
-	open    int64             // the window whose row moves; 0 while there is none
+	open    int64             // the window of the next row; 0 while there is none
 	away    counts            // when Redis was killed
 	served  [processes]bool   // since it was back
 }
@@ -85,7 +86,7 @@ func (d *drive) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	d.screen.print(d.head())
+	d.print(d.head())
 	d.start = time.Now()
 	if err := d.spread(); err != nil {
 		return err
@@ -228,7 +229,7 @@ func (d *drive) end() (err error) {
 		err = cmp.Or(err, d.hear(s))
 	}
 	d.sample()
-	d.screen.print(d.row())
+	d.print(d.row())
 	if time.Now().UnixMilli() < d.open {
 		d.event("the demo ends in the middle of this window")
 	}
@@ -251,7 +252,7 @@ func (d *drive) sample() {
 	d.Samples = append(d.Samples, s)
 }
 
-// show moves the last row, and begins another when a window ends or begins.
+// show prints a row when its window has ended.
 func (d *drive) show() {
 	newest := int64(0)
 	for window := range d.windows {
@@ -261,13 +262,12 @@ func (d *drive) show() {
 		newest = 0 // Redis has opened none since
 	}
 	d.turn(newest)
-	d.screen.move(d.row())
 }
 
-// turn ends the last row, if it is of another window, and begins one.
+// turn prints the row of the open window, if another one begins.
 func (d *drive) turn(window int64) {
 	if window != d.open && d.shown != d.total() && (d.open != 0 || d.DownAt > 0) {
-		d.screen.print(d.row())
+		d.print(d.row())
 		d.shown = d.total()
 	}
 	d.open = window

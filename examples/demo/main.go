@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -56,7 +57,7 @@ func planFor(length time.Duration) plan {
 	return plan{length: length, window: (length / 6).Truncate(time.Millisecond), kill: length * 13 / 60, down: length * 7 / 12, up: length * 9 / 12}
 }
 
-func run(ctx context.Context, args []string, out *os.File) (err error) {
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("demo", flag.ContinueOnError)
 	length := f.Duration("for", 15*time.Second, "`how` long, 3s to 1h: a window is a sixth, a process is killed in the\nsecond, and Redis is away for a sixth")
 	file := f.String("record", "", "write what happened in each second into this `file`, as JSON")
@@ -71,11 +72,11 @@ func run(ctx context.Context, args []string, out *os.File) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.close()) }()
-	d := &drive{plan: planFor(*length), server: server, screen: newScreen(out)}
+	d := &drive{plan: planFor(*length), server: server, out: out}
 	if err := d.run(ctx); err != nil {
 		return err
 	}
-	d.screen.print(d.summary())
+	d.print(d.summary())
 	if d.Most > limit {
 		return errors.New("a window admitted more than its limit")
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
-// The same seeds give the same figures, in any process, and others give others. What a fault
+// The same seeds give the same figures, and others give others. What a fault
 // changes shows in the columns: without messages tokens stay idle elsewhere, and from a store
 // that is now and then late callers get late answers.
 func TestEverydayFigures(t *testing.T) {
 	row := everydayOf(t, "10/60/random")
 	fine := row.measure(t, theDefault, 1, 1, nil).figures()
-	require.Equal(t, fine, newResult(t, job{Block: "default", Row: row.name, Seed: 1, Seeds: 1}).figures())
+	require.Equal(t, fine, row.measure(t, theDefault, 1, 1, nil).figures())
 	require.NotEqual(t, fine, row.measure(t, theDefault, 2, 1, nil).figures())
 	require.Equal(t, []float64{100, 100, 0}, fine[first:waited])
 
@@ -42,16 +42,9 @@ func TestEverydayFigures(t *testing.T) {
 	// A rolling limit has figures of its own, and a visit leaves tokens at rest.
 	rolling := everydayOf(t, "3/60/sticky").measure(t, policyOf("rolling"), 1, 1, nil)
 	require.InDelta(t, 94, rolling.figures()[used], 2)
-	rest := job{Block: "rest-default", Row: "300/1m0s/1ms", Visit: 10, Seed: 1, Seeds: 1}.do(t)
+	rest := measureRow(t, block{name: "rest-default"}, "300/1m0s/1ms", 10)
 	require.Positive(t, rest.Rests)
 	require.Positive(t, rest.Most)
-}
-
-// newResult measures j in a process of its own.
-func newResult(t *testing.T, j job) sums {
-	w := newWorker(t)
-	defer w.end()
-	return w.measure(j)
 }
 
 // Two of four are admitted. The refusal at 2 is needless, and that at 3 is true, though it was

@@ -1,15 +1,11 @@
 package fleet
 
 import (
-	"encoding/gob"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"runtime"
+	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -82,30 +78,21 @@ func chosenBlocks(t *testing.T) (all []block) {
 	return all
 }
 
-// job is the measurement of one row, for a process of its own: one simulation at a time can run
-// in a process, because it has one thread and one seed.
-type job struct {
-	Block, Row  string
-	Visit       int // of a row at rest
-	Seed, Seeds uint64
-}
-
-// do measures a job.
-func (j job) do(t *testing.T) sums {
-	name, resting := strings.CutPrefix(j.Block, "rest-")
+// measureRow measures a row of a block. Rows at rest have a visit of so many requests.
+func measureRow(t *testing.T, b block, row string, visit int) sums {
+	name, resting := strings.CutPrefix(b.name, "rest-")
 	p := policyOf(name)
 	if !resting {
-		return everydayOf(t, j.Row).measure(t, p, j.Seed, j.Seeds, nil)
+		return everydayOf(t, row).measure(t, p, *seed, *seeds, nil)
 	}
-	var limit int64
-	_, err := fmt.Sscanf(j.Row, "%d/", &limit)
+	parts := strings.Split(row, "/")
+	limit, err := strconv.ParseInt(parts[0], 10, 64)
 	require.NoError(t, err)
-	parts := strings.Split(j.Row, "/")
 	window, err := time.ParseDuration(parts[1])
 	require.NoError(t, err)
 	roundTrip, err := time.ParseDuration(parts[2])
 	require.NoError(t, err)
-	return idle(limit, window, roundTrip/2, j.Visit).measure(t, p, j.Seed, j.Seeds, nil)
+	return idle(limit, window, roundTrip/2, visit).measure(t, p, *seed, *seeds, nil)
 }
 
 func policyOf(name string) policy {
@@ -117,113 +104,18 @@ func policyOf(name string) policy {
 	panic("no policy " + name)
 }
 
-// measureAll fills the blocks, in as many processes as there are processors.
+// measureAll fills the blocks.
 func measureAll(t *testing.T, all []block) {
-	jobs := make(chan job)
-	var mu sync.Mutex
-	results := map[job]sums{}
-	var workers sync.WaitGroup
-	for range runtime.NumCPU() {
-		w := newWorker(t)
-		workers.Go(func() {
-			for j := range jobs {
-				s := w.measure(j)
-				mu.Lock()
-				results[j] = s
-				mu.Unlock()
+	for _, b := range all {
+		for _, row := range b.names {
+			if !strings.HasPrefix(b.name, "rest-") {
+				b.rows[row] = measureRow(t, b, row, 0).figures()
+				continue
 			}
-			w.end()
-		})
-	}
-	each := func(do func(b block, row string, visit int)) {
-		for _, b := range all {
-			for _, row := range b.names {
-				if !strings.HasPrefix(b.name, "rest-") {
-					do(b, row, 0)
-					continue
-				}
-				for _, visit := range visits {
-					do(b, row, visit)
-				}
+			for _, visit := range visits {
+				b.rows[row] = append(b.rows[row], measureRow(t, b, row, visit).rest()...)
 			}
-		}
-	}
-	jobOf := func(b block, row string, visit int) job { return job{b.name, row, visit, *seed, *seeds} }
-	each(func(b block, row string, visit int) { jobs <- jobOf(b, row, visit) })
-	close(jobs)
-	workers.Wait()
-	each(func(b block, row string, visit int) {
-		s := results[jobOf(b, row, visit)]
-		if visit == 0 {
-			b.rows[row] = s.figures()
-			return
-		}
-		if b.rows[row] = append(b.rows[row], s.rest()...); len(b.rows[row]) == len(restColumns) {
 			rounded(restColumns, b.rows[row])
 		}
-	})
-}
-
-// worker is a process that measures jobs, by [TestWorker].
-type worker struct {
-	cmd *exec.Cmd
-	enc *gob.Encoder
-	dec *gob.Decoder
-	in  io.Closer
-	t   *testing.T
-}
-
-const asWorker = "RESERVOIR_EVERYDAY_WORKER"
-
-func newWorker(t *testing.T) *worker {
-	path, err := os.Executable()
-	require.NoError(t, err)
-	w := &worker{cmd: exec.CommandContext(t.Context(), path, "-test.run=^TestWorker$", "-test.timeout=0"), t: t}
-	w.cmd.Env = append(os.Environ(), asWorker+"=1")
-	w.cmd.Stderr = os.Stderr
-	in, err := w.cmd.StdinPipe()
-	require.NoError(t, err)
-	out, reply, err := os.Pipe()
-	require.NoError(t, err)
-	w.cmd.ExtraFiles = []*os.File{reply} // because a test prints to its output
-	require.NoError(t, w.cmd.Start())
-	_ = reply.Close()
-	w.enc, w.dec, w.in = gob.NewEncoder(in), gob.NewDecoder(out), in
-	t.Cleanup(func() { _ = out.Close() })
-	return w
-}
-
-// measure has the process measure j.
-func (w *worker) measure(j job) (s sums) {
-	if err := w.enc.Encode(j); err != nil {
-		panic(err)
-	}
-	if err := w.dec.Decode(&s); err != nil {
-		panic(fmt.Sprintf("%s %s: %v", j.Block, j.Row, err))
-	}
-	return s
-}
-
-func (w *worker) end() {
-	_ = w.in.Close()
-	if err := w.cmd.Wait(); err != nil {
-		panic(err)
-	}
-}
-
-// TestWorker measures what its parent says, if it has one.
-func TestWorker(t *testing.T) {
-	if os.Getenv(asWorker) == "" {
-		return
-	}
-	dec, enc := gob.NewDecoder(os.Stdin), gob.NewEncoder(os.NewFile(3, "reply"))
-	for {
-		var j job
-		if err := dec.Decode(&j); err == io.EOF {
-			return
-		} else if err != nil {
-			require.NoError(t, err)
-		}
-		require.NoError(t, enc.Encode(j.do(t)))
 	}
 }

@@ -3,38 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 )
 
-// screen prints lines and, on a terminal, one more that moves below them. Lines have less than 80 columns.
-type screen struct {
-	out      io.Writer
-	terminal bool
-}
-
-func newScreen(out *os.File) *screen {
-	info, err := out.Stat()
-	return &screen{out, err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"}
-}
-
-const toStart, eraseLine = "\r", "\x1b[K"
-
-// print prints lines that stay.
-func (s *screen) print(text string) {
-	if s.terminal {
-		text = toStart + eraseLine + text
-	}
-	fmt.Fprintln(s.out, text) // if nobody reads it, the record and the exit status remain
-}
-
-// move shows a line until the next one.
-func (s *screen) move(line string) {
-	if s.terminal {
-		fmt.Fprint(s.out, toStart+line+eraseLine)
-	}
-}
+// print prints lines. If nobody reads them, the record and the exit status remain.
+func (d *drive) print(text string) { fmt.Fprintln(d.out, text) }
 
 // head explains the rows.
 func (d *drive) head() string {
@@ -59,7 +33,7 @@ func (d *drive) row() string {
 
 // event prints what was done to the processes or to Redis.
 func (d *drive) event(format string, args ...any) {
-	d.screen.print(fmt.Sprintf("%5.1f s  → ", d.at()) + fmt.Sprintf(format, args...))
+	d.print(fmt.Sprintf("%5.1f s  → ", d.at()) + fmt.Sprintf(format, args...))
 }
 
 // summary says what the run showed, in lines of less than 80 columns.
