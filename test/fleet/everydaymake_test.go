@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	chosen    = flag.String("everyday", "", "make the table of everyday limits: all, or the rows that match `patterns` such as 20/60,3/*/bursts; or play the scenes")
+	chosen    = flag.String("everyday", "3/60/bursts,20/60/random", "make the table of everyday limits: all, or the rows that match `patterns` such as 20/60,3/*/bursts")
 	seed      = flag.Uint64("seed", 1, "`seed` of all randomness")
 	seeds     = flag.Uint64("seeds", 3, "how many `seeds` a row of everyday limits is the mean of")
 	blocksOf  = flag.String("policies", "", "only blocks whose name begins with one of these `names`, such as default,rest")
@@ -28,16 +28,7 @@ var (
 //
 //	make everyday                                                  # all of it
 //	go test -run=TestEveryday -everyday='20/60,3/*/bursts' -policies=default,exact
-//	go test -run=TestEveryday -everyday=scenes                     # what a few events do
 func TestEveryday(t *testing.T) {
-	switch *chosen {
-	case "":
-		playScenes(t, false)
-		return
-	case "scenes":
-		playScenes(t, true)
-		return
-	}
 	begin := time.Now()
 	all := chosenBlocks(t)
 	measureAll(t, all)
