@@ -91,26 +91,3 @@ func TestAllocationsOfAGroup(t *testing.T) {
 		require.LessOrEqual(t, settled-without, 3.0, "as a refund: the headers that change, and a context")
 	}
 }
-
-// BenchmarkOverhead is a handler by itself and limited. Compare limit=none
-// with the others.
-func BenchmarkOverhead(b *testing.B) {
-	run := func(name string, h http.Handler, r *http.Request) {
-		b.Run("limit="+name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				h.ServeHTTP(&discard{http.Header{}}, r)
-			}
-		})
-	}
-	run("none", http.HandlerFunc(bare), typical(""))
-	for _, kind := range []string{"ready", "header", "addr", "addr6"} {
-		h := httplimit.New(plenty(b), httplimit.WithKey(kinds()[kind]))(http.HandlerFunc(bare))
-		run(kind, h, typical(kind))
-	}
-	two := httplimit.WithKey(kinds()["ready"], kinds()["ready"])
-	run("group", httplimit.NewGroup(reservoir.NewGroup(plenty(b), plenty(b)), two)(http.HandlerFunc(bare)), typical(""))
-	refused := httplimit.New(open(b, reservoir.PerHour(1)), httplimit.WithKey(kinds()["ready"]))(http.HandlerFunc(bare))
-	get(refused)
-	run("refused", refused, typical(""))
-}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -211,27 +210,4 @@ func TestFailures(t *testing.T) {
 		assert.InDelta(t, 0.03, points[0].Sum, 1e-9)
 		assert.NotContains(t, fmt.Sprintf("%+v", points), "secret")
 	}
-}
-
-// Collections and store calls at the same time; the race detector looks on.
-func TestConcurrentCollections(t *testing.T) {
-	r := newRig(t)
-	l := use(t, r, 1)
-	var all sync.WaitGroup
-	for i := range 4 {
-		all.Go(func() {
-			for j := range 100 {
-				_, _ = l.Allow(context.Background(), fmt.Sprint(i, j))
-				r.Hooks().ShardState(reservoir.ShardState{Away: j%2 == 0})
-			}
-		})
-		all.Go(func() {
-			for range 10 {
-				var m metricdata.ResourceMetrics
-				assert.NoError(t, r.reader.Collect(context.Background(), &m))
-			}
-		})
-	}
-	all.Wait()
-	assert.EqualValues(t, l.Stats().Spent, sum(t, r.collect(t)["reservoir.tokens.spent"]))
 }

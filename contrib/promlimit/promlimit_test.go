@@ -3,7 +3,6 @@ package promlimit_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"net/http/httptest"
@@ -24,7 +23,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/contrib/promlimit"
 )
@@ -221,20 +219,6 @@ reservoir_shard_rejecting{shard="f�"} 0
 		"reservoir_shard_away", "reservoir_shard_outages_total", "reservoir_shard_rejecting"))
 }
 
-func TestOutcomes(t *testing.T) {
-	metrics := promlimit.New(nil)
-	for _, err := range []error{nil, &reservoir.StoreError{Class: backend.Unavailable}, &reservoir.StoreError{Class: backend.Rejected},
-		&reservoir.StoreError{Class: backend.Unknown}, errors.New("odd")} {
-		metrics.Hooks().StoreCall(reservoir.StoreCall{Op: "take", Duration: 2 * time.Millisecond, Err: err})
-	}
-	count := map[string]uint64{}
-	for _, m := range scrape(t, with(t, metrics))["reservoir_store_call_duration_seconds"].Metric {
-		count[labels(m)["outcome"]] = m.GetHistogram().GetSampleCount()
-		assert.InDelta(t, .002*float64(m.GetHistogram().GetSampleCount()), m.GetHistogram().GetSampleSum(), 1e-9)
-	}
-	assert.Equal(t, map[string]uint64{"ok": 1, "unavailable": 1, "rejected": 1, "unknown": 2}, count)
-}
-
 // Watch decides whose Stats are read. A gauge may go down.
 func TestWatch(t *testing.T) {
 	metrics := promlimit.New(nil)
@@ -279,21 +263,4 @@ func TestStoreCallsAreCheapToRecord(t *testing.T) {
 	call := reservoir.StoreCall{Op: "sync", Cause: "prefetch", Duration: time.Millisecond}
 	tell(call)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { tell(call) }))
-}
-
-// A hold is counted, and its store call has its own cause.
-func TestHolds(t *testing.T) {
-	metrics := promlimit.New(nil)
-	l := use(t, metrics, 1)
-	require.NoError(t, l.Hold(t.Context(), "held", time.Minute))
-	causes := func() (n uint64) {
-		for _, m := range scrape(t, with(t, metrics))["reservoir_store_call_duration_seconds"].Metric {
-			if labels(m)["cause"] == "hold" {
-				n += m.GetHistogram().GetSampleCount()
-			}
-		}
-		return n
-	}
-	require.Eventually(t, func() bool { return causes() == 1 }, time.Minute, time.Millisecond, "hooks are told after the caller")
-	require.EqualValues(t, 1, value(t, scrape(t, with(t, metrics)), "reservoir_holds_total"))
 }
