@@ -9,8 +9,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -148,7 +146,7 @@ func (t *traffic) run(ctx context.Context, l *reservoir.Limiter) *report {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(t.Length, math.MaxInt64))
 	defer cancel()
 	start, all := time.Now(), newReport()
-	all.Seed, all.Keys, all.WindowsOf = t.Seed, len(t.keys), min(len(t.keys), windowKeys)
+	all.Seed = t.Seed
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i := range t.workers {
@@ -219,22 +217,18 @@ type report struct {
 	FirstError           string  `json:"first_error,omitempty"`
 	NotRun               string  `json:"not_run,omitempty"` // what an interruption left out
 	Store                string  `json:"store"`             // its address, or memory
-	Machine              string  `json:"machine,omitempty"` // if an answer did not come in time
 
 	// TokensLate counts tokens of requests that began after the end of their window, by
 	// this machine's clock. It is 0 unless that clock is ahead of the store's, or a limit
 	// was broken.
 	TokensLate int64 `json:"tokens_late"`
 
-	Latency   latency  `json:"latency_ns"` // of the calls, without delays of the schedule
-	Windows   []window `json:"windows"`    // of the first WindowsOf keys
-	Keys      int      `json:"keys"`
-	WindowsOf int      `json:"windows_of_keys"`
+	Latency latency  `json:"latency_ns"` // of the calls, without delays of the schedule
+	Windows []window `json:"windows"`    // of the first windowKeys keys
 
 	took    sim.Latency      // by each call
 	spent   map[window]int64 // by window; Spent is 0 in the keys
 	failure error            // the first
-	late    bool             // an answer did not come in time
 }
 
 type latency struct {
@@ -263,7 +257,6 @@ func (r *report) record(name string, n int64, res reservoir.Result, err error, b
 	case err != nil:
 		r.Errors++
 		r.failure = cmp.Or(r.failure, err)
-		r.late = r.late || late(err)
 		return // it may have been immediate, while the circuit is open
 	case res.Allowed:
 		r.Allowed++
@@ -291,7 +284,6 @@ func (r *report) merge(o *report) {
 	r.TokensLate += o.TokensLate
 	r.took.Merge(o.took.Histogram)
 	r.failure = cmp.Or(r.failure, o.failure)
-	r.late = r.late || o.late
 	for w, n := range o.spent {
 		r.spent[w] += n
 	}
@@ -311,28 +303,6 @@ func (r *report) complete(s reservoir.Stats) {
 	if r.failure != nil {
 		r.FirstError = oneLine(r.failure)
 	}
-	if r.late {
-		r.Machine = machine()
-	}
-}
-
-// late reports whether err is an answer that did not come in time.
-func late(err error) bool {
-	timeout, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err) // of a context, or of the network
-	return ok && timeout.Timeout()
-}
-
-// machine describes this machine, because a busy one looks like a slow store.
-func machine() string {
-	s := count(runtime.NumCPU(), "core", "s")
-	if data, err := os.ReadFile("/proc/loadavg"); err == nil { // Linux
-		load, _, _ := strings.Cut(string(data), " ")
-		s += ", load " + load
-	}
-	return s
 }
 
 func (r *report) text(limit reservoir.Limit) string {
@@ -357,20 +327,12 @@ tokens       %s taken + %s refunded = %s spent + %s returned + %s expired + %s h
 	if r.Store == memory {
 		s += "store        in this process, with no network: -store redis://host measures a Redis\n"
 	}
-	if r.Machine != "" {
-		s += "machine      " + r.Machine + ": if it is busy, answers come too late; try fewer -workers or a lower -rate\n"
-	}
 	if r.TokensLate > 0 {
 		s += fmt.Sprintf("late         %s tokens, by this machine's clock\n", n(r.TokensLate))
 	}
 	if len(r.Windows) > 0 {
-		of := ""
-		if r.Keys > r.WindowsOf {
-			of = fmt.Sprintf(" of the first %d keys", r.WindowsOf)
-		}
 		most := slices.Max(slices.Collect(maps.Values(r.spent)))
-		s += fmt.Sprintf("windows      %s%s; the most spent here in one: %s of %s\n",
-			table.Commas(len(r.Windows)), of, n(most), n(limit.Tokens))
+		s += fmt.Sprintf("windows      %s; the most spent here in one: %s of %s\n", table.Commas(len(r.Windows)), n(most), n(limit.Tokens))
 	}
 	if r.NotRun != "" {
 		s += "stopped      early: " + r.NotRun + "\n"

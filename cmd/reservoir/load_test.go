@@ -1,22 +1,17 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/cmd/reservoir/sim"
 )
 
 // requireBalance checks what holds of every report.
@@ -125,56 +120,6 @@ func TestLoadText(t *testing.T) {
 		require.Contains(t, o.stdout, want)
 	}
 	require.Contains(t, o.stdout, "store        in this process, with no network: ")
-}
-
-func TestLoadTextTellsWhichKeysWindows(t *testing.T) {
-	const note = "of the first 100 keys;"
-	many := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 101 -window 1h")...)
-	require.Contains(t, many.stdout, "100 "+note)
-	r := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 101 -window 1h -format json")...).report(t)
-	require.Equal(t, [2]int{101, 100}, [2]int{r.Keys, r.WindowsOf})
-	all := invoke(t.Context(), strings.Fields("load -requests 2000 -keys 100 -window 1h")...)
-	require.Contains(t, all.stdout, "100; the most spent")
-	require.NotContains(t, all.stdout, note)
-	r = invoke(t.Context(), strings.Fields("load -requests 1 -keys 2 -format json")...).report(t)
-	require.Equal(t, [2]int{2, 2}, [2]int{r.Keys, r.WindowsOf})
-}
-
-// silent is a store that does not answer, as one on a busy machine in time.
-type silent struct{ backend.Store }
-
-func (s silent) Sync(ctx context.Context, _ backend.Statement) (backend.Reply, error) {
-	<-ctx.Done()
-	return backend.Reply{}, ctx.Err()
-}
-
-// A report of answers that came too late names the machine, which may be to blame. Other errors do not.
-func TestLoadNamesTheMachine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for store, want := range map[backend.Store]string{
-			silent{memstore.New()}: `(?m)^machine +\d+ cores?(, load [\d.]+)?: if it is busy, `,
-			refusing{memstore.New(), backend.Rejected, errors.New("no")}: "",
-			memstore.New(): "",
-		} {
-			l, err := reservoir.New(store, reservoir.PerMinute(2), reservoir.WithDirect())
-			require.NoError(t, err)
-			load := &traffic{sim.Shape{Tokens: 1}, []string{"k"}, 2, 4}
-			r, _ := load.drive(t.Context(), l)
-			require.Equal(t, want != "", r.Machine != "", r.FirstError)
-			require.Regexp(t, want, r.text(reservoir.PerMinute(2)))
-		}
-	})
-}
-
-// refusing is a store that answers nothing but an error.
-type refusing struct {
-	backend.Store
-	class backend.Class
-	err   error
-}
-
-func (s refusing) Sync(context.Context, backend.Statement) (backend.Reply, error) {
-	return backend.Reply{}, &backend.Error{Op: "sync", Class: s.class, Err: s.err}
 }
 
 func TestReport(t *testing.T) {
