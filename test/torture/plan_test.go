@@ -119,7 +119,7 @@ var (
 			options: []reservoir.Option{reservoir.WithFailOpen()}},
 		local: {name: "local", limit: longLimit, tokens: 200_000, requests: 1000, batch: 6,
 			options: []reservoir.Option{reservoir.WithFailLocal(localShare)}},
-		rolling: {name: "rolling", limit: reservoir.Limit{Tokens: 600, Window: shortWindow}.Rolling(), tokens: 1000, requests: 500},
+		rolling: {name: "rolling", limit: reservoir.Limit{Tokens: 600, Window: shortWindow}.Rolling(), tokens: 1000, requests: 250},
 	}
 )
 
