@@ -7,7 +7,6 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +25,7 @@ type call struct {
 	spends     bool              // tokens that were used already, so replicas must have that
 	ledgerless bool              // it does without the ledger, if there is none
 	detached   bool              // only its deadline ends it; see backend.Statement
-	reads      bool              // by a command that replicas may run
+	onReplica  bool              // by a command that replicas may run
 	clock      word              // time set by a test, Unix us; empty = the server's clock
 
 	all   []any  // the command with all keys, without what declare appends
@@ -176,24 +175,17 @@ func (s *Store) do(c *call) ([]int64, error) {
 		reply, err := c.await(g, keys)
 		if err == nil {
 			s.known.Store(true)
-			if c.script.reads && !c.reads {
-				s.noRO.Store(true)
-			}
 			if reply[0]&flagMute != 0 {
 				s.ears.cut(errMute)
 			}
 			return reply, nil
 		}
-		switch {
-		case redis.HasErrorPrefix(err, "TRYAGAIN"): // the slot is moving, and not all keys are there
+		if redis.HasErrorPrefix(err, "TRYAGAIN") { // the slot is moving, and not all keys are there
 			s.known.Store(true)
 			if c.ledgerless && keys == 3 {
 				keys = 2
 				continue
 			}
-		case c.reads && refusesRO(err):
-			c.reads = false
-			continue
 		}
 		failure := s.failure(c.script.op, blame(c.ctx, g.client, err))
 		if !first || failure.Class != backend.Unavailable || !g.mayRepeat() || !sleep(c.ctx, pause) {
@@ -214,7 +206,7 @@ func (s *Store) read(c *call) []int64 {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, half)
 	defer cancel()
-	twin := &call{script: c.script, ctx: ctx, calls: c.calls, reads: c.reads, clock: c.clock, all: slices.Clone(c.all)}
+	twin := &call{script: c.script, ctx: ctx, calls: c.calls, onReplica: true, clock: c.clock, all: slices.Clone(c.all)}
 	reply, err := twin.await(s.readers[mathrand.IntN(len(s.readers))], c.script.keys)
 	if err != nil {
 		return nil
@@ -230,11 +222,4 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// refusesRO reports whether a server, or a proxy before it, does not know EVALSHA_RO or EVAL_RO, does not allow it, or
-// takes TIME for a write, as miniredis does.
-func refusesRO(err error) bool {
-	return redis.HasErrorPrefix(err, "unknown command") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), "_ro'") ||
-		isReply(err) && strings.Contains(err.Error(), "not allowed in read-only scripts")
 }

@@ -75,7 +75,7 @@ func (w *word) String() string { return string(*w) }
 
 // newCall returns a call with its keys. The caller adds arguments by text and numbers.
 func (s *Store) newCall(ctx context.Context, sc *script, key string, l backend.Limit) *call {
-	c := &call{script: sc, ctx: ctx, reads: sc.reads && !s.noRO.Load(), calls: &s.calls}
+	c := &call{script: sc, ctx: ctx, calls: &s.calls}
 	c.text, c.all = c.room[:0], c.list[:3]
 	escaped, counter := escape(key), l.Counter()
 	for _, kind := range kinds[:sc.keys] {
@@ -150,7 +150,7 @@ func (c *call) stamp(text bool, ahead time.Duration) {
 	if text {
 		c.line[0], c.line[1] = "eval", c.script.source
 	}
-	if c.reads {
+	if c.onReplica {
 		c.line[0] = c.line[0].(string) + "_ro"
 	}
 	c.cmd = command{redis.NewIntSliceCmd(c.ctx, c.line...)}

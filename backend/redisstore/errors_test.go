@@ -99,13 +99,9 @@ func requireRow(t *testing.T, class backend.Class, keyOnly bool, err error) {
 // testFault lets the script be answered once with the text and then be served.
 func testFault(t *testing.T, row row, sc *script) {
 	t.Helper()
-	text, calls := row.text, 1
-	unknown := strings.HasPrefix(text, "-ERR unknown command")
-	if unknown && sc.reads {
-		calls = 2 // the second is no EVALSHA_RO
-	}
+	text := row.text
 	server := newScripted(t, func(n int, sc *script) string {
-		if n > 0 && !unknown {
+		if n > 0 {
 			return served(sc)
 		}
 		if strings.HasSuffix(text, hangUp) || text == reset || text == silent {
@@ -126,7 +122,7 @@ func testFault(t *testing.T, row row, sc *script) {
 	}
 	requireRow(t, row.class, row.keyOnly, err)
 	require.NotContains(t, err.Error(), "unauthenticated") // it says NOAUTH instead
-	require.Equal(t, calls, server.called(), "%s is never said again", sc.op)
+	require.Equal(t, 1, server.called(), "%s is never said again", sc.op)
 }
 
 // statements numbers those of one.
@@ -292,38 +288,6 @@ func TestUnsentButRefused(t *testing.T) {
 			}
 			err := one(t.Context(), New(c, WithReplicaAck(1, time.Second)), syncScript)
 			requireRow(t, row.class, false, err)
-		})
-	}
-}
-
-// TestCheckWithoutROCommands: where EVALSHA_RO is unknown or not allowed, a Check is served by EVALSHA, and later ones
-// ask no more. A server that refuses that, too, is asked anew each time.
-func TestCheckWithoutROCommands(t *testing.T) {
-	for name, row := range map[string]struct {
-		rules string
-		args  []string
-		class backend.Class
-	}{
-		"renamed":     {"+@all", []string{"--rename-command", "evalsha_ro", "", "--rename-command", "eval_ro", ""}, 0},
-		"not allowed": {"+@all -evalsha_ro -eval_ro", nil, 0},
-		"text only":   {"+@all -eval_ro", nil, 0},
-		"nothing":     {"+@all -@scripting", nil, backend.Rejected},
-	} {
-		t.Run(name, func(t *testing.T) {
-			server := redistest.Start(t, row.args...)
-			server.SetUser("user u on >pw ~* " + row.rules)
-			s := New(server.Client(redistest.User("u", "pw")))
-			for range 3 {
-				state, err := s.Check(t.Context(), "k", limit10)
-				if row.class != 0 {
-					requireRow(t, row.class, false, err)
-					require.False(t, s.noRO.Load())
-					continue
-				}
-				require.NoError(t, err)
-				require.EqualValues(t, 10, state.Remaining)
-				require.True(t, s.noRO.Load())
-			}
 		})
 	}
 }

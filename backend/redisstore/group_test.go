@@ -251,7 +251,7 @@ func TestNumbersReadAsNumbers(t *testing.T) {
 	_, err = x.Check(ctx, "k", limit10)
 	require.NoError(t, err)
 	require.Regexp(t, `^evalsha [0-9a-f]{40} 3 \{k}:60s \{k}:60s:exp \{k}:60s:own  10 60000 3 0 \d+: `, seen[0])
-	require.Regexp(t, `^evalsha_ro [0-9a-f]{40} 3 \{k}:60s \{k}:60s:exp \{k}:60s:own : `, seen[1])
+	require.Regexp(t, `^evalsha [0-9a-f]{40} 3 \{k}:60s \{k}:60s:exp \{k}:60s:own : `, seen[1])
 }
 
 // sees notes what the commands of a client read like.

@@ -1,9 +1,7 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"math"
 	"regexp"
@@ -20,9 +18,9 @@ import (
 
 // Inspect implements backend.Inspector. To find the counters of a key it walks over all keys of the database with
 // SCAN, a thousand a call: some seconds for ten million keys, in which the server serves others too. In a cluster it asks for
-// the keys of the slot instead, of which a node has thousands. Then one transaction reads the counters. It needs rights that the limiter does not
-// need (SCAN or CLUSTER GETKEYSINSLOT, MULTI, HGETALL). While a slot moves, it misses what has moved. The client's timeouts bound each call.
-func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, error) {
+// the keys of the slot instead, of which a node has thousands. It needs rights that the limiter does not
+// need (SCAN or CLUSTER GETKEYSINSLOT, HGETALL). While a slot moves, it misses what has moved. The client's timeouts bound each call.
+func (s *Store) Inspect(ctx context.Context, key string) (all []backend.Contents, err error) {
 	if err := backend.ValidateKey(key); err != nil {
 		return nil, err
 	}
@@ -30,62 +28,24 @@ func (s *Store) Inspect(ctx context.Context, key string) ([]backend.Contents, er
 		return nil, err
 	}
 	defer s.calls.End()
+	var client redis.UniversalClient = s.client
 	tag := tagOf(s.prefix, key)
-	client, err := s.reader(ctx, tag)
-	if err != nil {
-		return nil, s.reading("inspect", err)
+	if s.cluster != nil {
+		if client, err = s.cluster.MasterForKey(ctx, tag); err != nil {
+			return nil, s.reading("inspect", err)
+		}
 	}
 	names, err := s.counters(ctx, client, tag)
-	if err != nil || len(names) == 0 {
-		return nil, s.reading("inspect", err)
-	}
-	list := make([]stored, len(names))
-	var at *redis.TimeCmd
-	cmds, err := client.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		at = p.Time(ctx)
-		for i, name := range names {
-			keys := keysOf(s.prefix, key, name)
-			list[i].counter = name
-			if rolls(name) {
-				list[i].own = p.HGetAll(ctx, keys[0])
-			} else {
-				list[i].used, list[i].end, list[i].own = p.Get(ctx, keys[0]), p.Get(ctx, keys[1]), p.HGetAll(ctx, keys[2])
-			}
+	for _, name := range names {
+		var c backend.Contents
+		if c, err = s.contents(ctx, client, key, name); err != nil {
+			break
 		}
-		return nil
-	})
-	for _, c := range cmds {
-		if redis.HasErrorPrefix(err, "EXECABORT") { // a command was refused, and only its own error says why
-			err = c.Err()
+		if c.Window.End != 0 || c.Held > 0 {
+			all = append(all, c)
 		}
 	}
-	if err != nil && err != redis.Nil {
-		return nil, s.reading("inspect", err)
-	}
-	now := at.Val()
-	if test, ok := storeclock.From(ctx); ok {
-		now = test
-	}
-	var all []backend.Contents
-	for _, c := range list {
-		contents, err := c.read(now)
-		if err != nil {
-			return nil, err
-		}
-		if contents.Window.End != 0 || contents.Held > 0 {
-			all = append(all, contents)
-		}
-	}
-	return all, nil
-}
-
-// reader returns the client of the server that has the key.
-func (s *Store) reader(ctx context.Context, tag string) (redis.UniversalClient, error) {
-	if s.cluster == nil {
-		return s.client, nil
-	}
-	node, err := s.cluster.MasterForKey(ctx, tag)
-	return node, err
+	return all, s.reading("inspect", err)
 }
 
 // counters returns the names of the counters of a key, in order.
@@ -122,94 +82,71 @@ func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag 
 	return slices.Sorted(maps.Keys(found)), scan.Err()
 }
 
-func rolls(counter string) bool { return strings.HasSuffix(counter, ":roll") }
-
-// stored is what the keys of a counter hold.
-type stored struct {
-	counter   string
-	used, end *redis.StringCmd // nil if it is rolling
-	own       *redis.MapStringStringCmd
-}
-
-// read returns the counter as lua/check.lua reads it.
-func (c *stored) read(now time.Time) (out backend.Contents, err error) {
-	if rolls(c.counter) {
-		return c.readRing(now.UnixMicro())
+// contents reads a counter: its clients, and then what a check says of it.
+func (s *Store) contents(ctx context.Context, client redis.UniversalClient, key, counter string) (out backend.Contents, err error) {
+	out.Counter = counter
+	keys, sc, account, now := keysOf(s.prefix, key, counter), checkScript, account, ""
+	if at, test := storeclock.From(ctx); test {
+		now = strconv.FormatInt(at.UnixMicro(), 10)
 	}
-	own := c.own.Val()
-	h := head.FindStringSubmatch(cmp.Or(own["head"], "0 0 0"))
-	if h == nil {
-		return out, badState("ledger")
+	own, args := keys[2], []any{now}
+	length, rolls := strings.CutSuffix(counter, ":roll")
+	if rolls {
+		window, err := time.ParseDuration(length)
+		if err != nil {
+			return out, badState
+		}
+		own, sc, account, args = keys[0], rollCheckScript, ringAccount, []any{window.Milliseconds(), 0, now}
 	}
-	count, err := strconv.ParseInt(cmp.Or(c.used.Val(), "0"), 10, 64)
+	fields, err := client.HGetAll(ctx, own).Result()
 	if err != nil {
-		return out, badState("count")
+		return out, err
 	}
-	seconds, err := strconv.ParseFloat(cmp.Or(c.end.Val(), "0"), 64)
-	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) > 1e12 {
-		return out, badState("end of the window")
+	v, err := redis.NewScript(sc.source).Run(ctx, client, keys[:sc.keys], args...).Int64Slice()
+	if err != nil {
+		return out, err
 	}
-	of, end := window(h[1]), int64(math.Floor(seconds*1000+0.5))
-	count = max(count, 0)
-	if sum := number(h[2]); of.Time().After(now) && (end == 0 || end == of.End) {
-		end, count = of.End, max(count, sum)
+	if !sc.replies(v) {
+		return out, badState
 	}
-	out = backend.Contents{Counter: c.counter, Window: backend.Window{End: end, Gen: of.Gen}, Used: count, Held: held(h[3], now.UnixMicro())}
-	if out.Left = out.Window.Time().Sub(now).Truncate(time.Microsecond); end == 0 || out.Left <= 0 {
-		out.Window.End, out.Left, out.Used = 0, 0, 0
+	held := v[5]
+	if rolls {
+		held = v[7]
+		ahead(v)
 	}
-	if of != out.Window {
+	read := state(v, backend.Limit{}, held)
+	out.Window, out.Left, out.Held, out.Used = read.Window, read.Left, read.Held, v[4]
+	of := string(appendName(nil, read.Window))
+	if rolls {
+		of = strconv.FormatInt(read.Window.Gen, 10)
+	} else if read.Window.End == 0 {
 		return out, nil
 	}
-	out.Idle = number(h[4])
-	out.Clients, err = accounts(own, account, h[1])
-	return out, err
-}
-
-// readRing reads a rolling limit as lua/rollcheck.lua does.
-func (c *stored) readRing(now int64) (out backend.Contents, err error) {
-	own := c.own.Val()
-	h := ringHead.FindStringSubmatch(cmp.Or(own["head"], "0 0 0 0 0 0 0"))
-	length, err := time.ParseDuration(strings.TrimSuffix(c.counter, ":roll"))
-	idle := ringIdle.FindStringSubmatch(cmp.Or(own["idle"], "+0 0"))
-	if h == nil || idle == nil || err != nil || length < backend.MinRolling || length > backend.MaxWindow {
-		return out, badState("ring")
-	}
-	last := number(h[2])
-	now = max(now+number(h[3]), last)
-	low := backend.Bucket(last, length) - backend.Buckets
-	out = backend.Contents{Counter: c.counter, Window: backend.Window{Gen: number(h[1])}, Idle: number(idle[1]), Held: held(h[4], now)}
-	for bucket := max(low, backend.Bucket(now, length)-backend.Buckets); bucket <= low+backend.Buckets+backend.Ahead; bucket++ {
-		group := strings.Split(cmp.Or(own[strconv.FormatInt(bucket/8%5, 10)], "0,0,0,0,0,0,0,0"), ",")
-		if len(group) != 8 {
-			return out, badState("ring")
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if name == "head" || rolls && (name == "idle" || len(name) == 1 && "0" <= name && name <= "4") {
+			continue
 		}
-		if n := number(group[bucket%8]); n > 0 {
-			out.Used = min(out.Used+n, backend.MaxTokens)
-			out.Window.End = (backend.BucketEnd(bucket+backend.Buckets, length) + 999) / 1000
+		m := account.FindStringSubmatch(fields[name])
+		if m == nil {
+			return out, badState
+		}
+		if m[2] == of {
+			client := backend.Account{Client: name, Mine: number(m[3]), Idle: number(m[4]), Left: m[1] != ""}
+			out.Clients, out.Idle = append(out.Clients, client), out.Idle+client.Idle
 		}
 	}
-	out.Left = max(microseconds(out.Window.End*1000-now), 0)
-	maps.DeleteFunc(own, func(name, _ string) bool { return name == "idle" || len(name) == 1 && "0" <= name && name <= "4" })
-	out.Clients, err = accounts(own, ringAccount, h[1])
-	return out, err
+	return out, nil
 }
 
-// The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua.
+// The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua: who has left, of which window, and the tokens
+// that are charged and idle.
 var (
-	ringHead    = regexp.MustCompile(`^(\d{1,16})(?: \d{1,16}){3} (\d{1,16})(?: \d+){2}(?: \d+ (\d{1,16})(?:!(\d{1,16}))?)?$`)
-	ringIdle    = regexp.MustCompile(`^\+(\d{1,16})[ \d]+$`)
+	account     = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
 	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[^+]*()(?:\+(\d{0,16}))?$`)
-
-	head    = regexp.MustCompile(`^(\d{1,16}(?:\.\d{1,16})?) (\d{1,16}) \d+(?:!(\d{1,16}))?[ \d]*(?:\+(\d{1,16})[ \d]+)?$`)
-	account = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
 )
 
-// window reads a window's name.
-func window(text string) backend.Window {
-	end, gen, _ := strings.Cut(text, ".")
-	return backend.Window{End: number(end), Gen: number(gen)}
-}
+// badState is that of a field which no script has written.
+var badState = redacted("BADSTATE the ledger has another form")
 
 // appendName writes a window's name.
 func appendName(text []byte, w backend.Window) []byte {
@@ -223,28 +160,4 @@ func appendName(text []byte, w backend.Window) []byte {
 func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)
 	return n
-}
-
-// held is how long a limit is held at now, us, if it is until then, Unix ms.
-func held(until string, now int64) time.Duration { return max(microseconds(number(until)*1000-now), 0) }
-
-// accounts reads the clients' fields that are of the window, or of the ring's generation.
-func accounts(own map[string]string, account *regexp.Regexp, of string) (list []backend.Account, err error) {
-	for _, name := range slices.Sorted(maps.Keys(own)) {
-		if name == "head" {
-			continue
-		}
-		m := account.FindStringSubmatch(own[name])
-		switch {
-		case m == nil:
-			return nil, badState("ledger")
-		case m[2] == of:
-			list = append(list, backend.Account{Client: name, Mine: number(m[3]), Idle: number(m[4]), Left: m[1] != ""})
-		}
-	}
-	return list, nil
-}
-
-func badState(what string) error {
-	return &backend.Error{Op: "inspect", Class: backend.Rejected, KeyOnly: true, Err: fmt.Errorf("the stored %s is not a number", what)}
 }

@@ -37,7 +37,6 @@ import (
 	"context"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 
@@ -58,8 +57,7 @@ type Store struct {
 	err      error // a fault of the set-up
 
 	route
-	readers []*group    // to replicas
-	noRO    atomic.Bool // EVALSHA was served where EVALSHA_RO was refused
+	readers []*group // to replicas
 	clock   serverClock
 	ears    ears
 
@@ -260,8 +258,7 @@ func (c *call) roll(q *backend.Statement) {
 // ahead puts the time of a rolling limit in place of the server's, which may have stepped back.
 func ahead(v []int64) { v[1], v[5] = v[1]+v[5], 0 }
 
-// Check implements backend.Store with one EVALSHA_RO, to a replica if there are any, or with EVALSHA if a server
-// or a proxy refuses that.
+// Check implements backend.Store with one EVALSHA, or an EVALSHA_RO to a replica if there are any.
 func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend.State, error) {
 	if err := cmp.Or(backend.ValidateKey(key), l.Validate()); err != nil {
 		return backend.State{}, err

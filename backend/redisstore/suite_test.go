@@ -89,7 +89,7 @@ func TestCheckOnReplica(t *testing.T) {
 	r.Primary.ResetStats()
 	r.Replicas[0].ResetStats()
 	require.EqualValues(t, 6, remaining(t, s, "k"))
-	require.Zero(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+	require.Zero(t, r.Primary.Calls("evalsha", "eval"))
 	require.Positive(t, r.Replicas[0].Calls("evalsha_ro", "eval_ro"))
 
 	// A window that is over, which the replica still holds.
@@ -111,7 +111,7 @@ func TestCheckOnReplica(t *testing.T) {
 	r.Replicas[0].Kill()
 	r.Primary.ResetStats()
 	require.Zero(t, remaining(t, s, "k"))
-	require.Positive(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+	require.Positive(t, r.Primary.Calls("evalsha", "eval"))
 }
 
 // TestCheckOnReplicaThatRefuses: what a replica has against it, another password
@@ -124,7 +124,7 @@ func TestCheckOnReplicaThatRefuses(t *testing.T) {
 	take(t, s, "k", 4)
 	r.Primary.ResetStats()
 	require.EqualValues(t, 6, remaining(t, s, "k"))
-	require.EqualValues(t, 1, r.Primary.Calls("eval_ro"))
+	require.EqualValues(t, 1, r.Primary.Calls("eval"))
 
 	// The primary's own refusal is the end of it.
 	alone := redisstore.New(r.Primary.Client(redistest.User("unheard-of", "wrong")), redisstore.WithReplicas(refused))
@@ -145,7 +145,7 @@ func TestCheckOnReplicaThatHangs(t *testing.T) {
 	state, err := s.Check(ctx, "k", limit10)
 	require.NoError(t, err)
 	require.EqualValues(t, 6, state.Remaining)
-	require.Positive(t, r.Primary.Calls("evalsha_ro", "eval_ro"))
+	require.Positive(t, r.Primary.Calls("evalsha", "eval"))
 }
 
 func TestCheckOnClusterReplicas(t *testing.T) {

@@ -117,7 +117,9 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 	}
 	for _, reader := range s.readers {
 		tries = append(tries, func() error {
-			_, err := s.newCheck(ctx, key, fixed).await(reader, checkScript.keys)
+			c := s.newCheck(ctx, key, fixed)
+			c.onReplica = true
+			_, err := c.await(reader, checkScript.keys)
 			return s.reading("check of a replica", err)
 		})
 	}

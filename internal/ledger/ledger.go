@@ -237,7 +237,7 @@ func (c *Counter) Contents(now int64) backend.Contents {
 		return backend.Contents{}
 	}
 	out := backend.Contents{Window: state.Window, Left: state.Left, Used: open.count, Held: state.Held}
-	if h := c.head; h != nil && (h.Window == out.Window || c.ring != nil) {
+	if h := c.head; h != nil && (h.Window == out.Window && open.end != 0 || c.ring != nil) {
 		out.Idle = h.idle
 		for name, a := range h.accounts {
 			if a.Window == h.Window {
