@@ -77,7 +77,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	err = serve(ctx, *addr, newAPI(limiter, trusted), out)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	return errors.Join(err, limiter.Close(last))
+	if lost := limiter.Close(last); lost != nil { // in an outage, for example: no reason to fail
+		slog.Warn("tokens stay charged until their windows end", "error", lost)
+	}
+	return err
 }
 
 // serve returns when all requests have ended.

@@ -211,6 +211,11 @@ func TestGracefulShutdown(t *testing.T) {
 	charged, err := server.Client().Get(t.Context(), "apiserver:{user:octocat}:3600s").Int64()
 	require.NoError(t, err)
 	assert.EqualValues(t, 101, charged, "just the requests that were served")
+
+	three := start(t, "-redis", url)
+	require.Equal(t, http.StatusOK, three.get("/users/octocat", octocat...).StatusCode)
+	server.Kill()
+	require.NoError(t, three.stop(), "an outage is no fault of this process")
 }
 
 // The program accepts the command lines in README.md.
