@@ -13,7 +13,7 @@ import (
 //
 //	Taken + Refunded == Spent + Returned + Expired + Held
 type Stats struct {
-	Denied     int64 // requests refused
+	Denied     int64 // requests refused; a Wait that ends in [ErrDeadline] is only in Waited
 	StoreCalls int64 // calls to the store, of any kind
 	Failed     int64 // requests that ended in a StoreError
 
