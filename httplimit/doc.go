@@ -41,12 +41,10 @@
 // unless that is in whole seconds. The parameter t, the draft's effective window, is the number
 // of seconds until Reset by this machine's clock, at most w: within them a client can use no
 // more than r tokens. A refusal also has Retry-After, in seconds, with the same value as t. All
-// three are rounded up. A window includes the instant of its end, so a client that comes back
-// at exactly that instant, as in a test, is too early. All headers come from the one Result
-// that decided.
+// three are rounded up. All headers come from the one Result that decided.
 //
 // If the limit is [reservoir.Limit.Rolling], Reset is when all of it is free again at the
-// latest, up to 1.4 windows away, and some of it is free within t. Retry-After is when enough of
+// latest, up to 1.55 windows away, and some of it is free within t. Retry-After is when enough of
 // it is.
 //
 // The draft's qu and pk are not sent: a token need not be a request, and a key may name its

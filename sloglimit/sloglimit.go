@@ -20,7 +20,7 @@
 // memory is missing. It is logged under every failure policy, even under WithFailOpen, where
 // no request fails. The attribute shard is absent if the store has no shards, and cause
 // is present only for the op "sync". The attribute after is how long the shard was away
-// or rejected calls.
+// or rejected calls, a Duration: slog's JSONHandler writes nanoseconds.
 //
 // "No messages come" means that this process learns late what other processes want of it: see
 // [reservoir.Hooks].Subscription. A right is missing, or the connection is cut.
@@ -48,8 +48,8 @@ import (
 
 // Hooks returns hooks that log to logger or, if logger is nil, to the [slog.Default] at
 // the time of writing. Use the hooks for one Limiter only. To distinguish several
-// limiters, give each a logger of its own, logger.With("limiter", "api"). The hooks are
-// safe for concurrent use.
+// limiters, give each a logger of its own, logger.With("limiter", "api"); each reports an outage of
+// their store when its own calls fail. The hooks are safe for concurrent use.
 func Hooks(logger *slog.Logger) reservoir.Hooks {
 	l := &log{logger: logger, troubles: map[subject]trouble{}}
 	return reservoir.Hooks{StoreCall: l.call, ShardState: l.state, Subscription: l.hearing}

@@ -51,7 +51,8 @@
 // The label op is sync, check, reset or publish. The label cause is a sync's, as in
 // [reservoir.StoreCall], and "" for other calls. The label outcome is ok, unavailable,
 // rejected or unknown. That makes some 50 series of the histogram at most, whatever the keys,
-// because no label holds a key. The label shard is "" if the store has no shards. A shard
+// because no label holds a key. The label shard is "" if the store has no shards. The series of a shard
+// begin with its first event; [Collector.Shards] creates them before. A shard
 // that rejects every call answers, but an operator must act, because a password, a right
 // or memory is missing. Alert on it, above all under WithFailOpen, where no request fails.
 //
