@@ -73,6 +73,21 @@ func requireFree(t *testing.T, all []*reservoir.Limiter) {
 // spill is how long after the end of a hold everybody is served.
 func spill(d time.Duration) time.Duration { return d/1000 + 10*rtt }
 
+// TestSettleWhileHeld: what a request has used above its charge comes out of the stock, though a hold withholds that from others.
+func TestSettleWhileHeld(t *testing.T) {
+	onKinds(t, func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, _ reservoir.Limit) {
+		l := all[0]
+		r := allow(t, l, "k", 1)
+		require.NoError(t, l.Hold(bg, "k", time.Minute))
+		before := l.Stats()
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		require.NoError(t, l.Settle(bg, r, 1+before.Held))
+		after := l.Stats()
+		require.Zero(t, after.Held+after.Debt)
+		require.Equal(t, before.Spent+before.Held, after.Spent)
+	})
+}
+
 func TestHold(t *testing.T) {
 	onKinds(t, func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit) {
 		const d = 10 * time.Minute // ends before the window

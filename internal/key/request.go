@@ -240,8 +240,8 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.State == denial.Denied || k.idle() > u.surplus.Known}
 }
 
-// Overrun charges n tokens that a request has used above its charge: from stock, and what the
-// stock lacks as debt. They are charged to the window that this process knows, whatever the
+// Overrun charges n tokens that a request has used above its charge: from stock, also while the key is held, because
+// they are used already, and what the stock lacks as debt. They are charged to the window that this process knows, whatever the
 // request was charged in; if it knows none, they are overdrawn. It reports whether the key was
 // forgotten meanwhile, so that nothing was done.
 func (k *Key) Overrun(n int64) (forgotten bool) {
@@ -256,7 +256,12 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		}
 		w = k.Lease.Load()
 		was, _ := k.Account.Unconfirmed()
-		debt := k.Tokens.Overrun(n, now)
+		withheld := int64(0)
+		if k.use.line.Active == 0 { // by a hold; nobody in line will get it
+			withheld = min(n, k.Reserved)
+			k.Reserved -= withheld
+		}
+		debt := k.Tokens.Overrun(n-withheld, now)
 		k.env.Counts.Extra.Add(k.node.Hash, n-debt)
 		if debt > 0 && was == 0 {
 			k.inUse().owes = now
