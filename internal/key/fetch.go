@@ -434,7 +434,11 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
 	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks)) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
-		k.deny(now, 1)
+		times := time.Duration(1)
+		if hears && u.line.Len > 0 && u.line.Passing == 0 { // all stay until tokens come back, and hear of those
+			times = exhaustedTimes
+		}
+		k.deny(now, times)
 	} else if u.demand != nil {
 		u.demand.Exhausted = 0
 	}
