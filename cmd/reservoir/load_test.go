@@ -99,20 +99,6 @@ func TestLoadKeepsItsSchedule(t *testing.T) {
 	require.EqualValues(t, 3, r.Requests)
 }
 
-func TestLoadRepeatsItselfBySeed(t *testing.T) {
-	args := strings.Fields("load -requests 5000 -workers 2 -keys 20 -zipf 1.3 -limit 100000 -window 1h -seed 3 -format json")
-	a, b := invoke(t.Context(), args...).report(t), invoke(t.Context(), args...).report(t)
-	of := func(r report) map[string]int64 {
-		sums := make(map[string]int64)
-		for _, w := range r.Windows {
-			sums[w.Key] += w.Spent
-		}
-		return sums
-	}
-	require.Equal(t, of(a), of(b))
-	require.Greater(t, of(a)["key-0"], 2*of(a)["key-5"], "the first keys are called for most")
-}
-
 func TestLoadText(t *testing.T) {
 	o := invoke(t.Context(), strings.Fields("load -requests 12345 -limit 1000 -window 1h")...)
 	require.Equal(t, exitOK, o.status)

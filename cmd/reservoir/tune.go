@@ -17,7 +17,7 @@ const tuneAbout = `Replays the same traffic under each batch policy and reports 
 calls, requests that wait, and tokens that lie in one process while another is
 refused. It recommends the default, Adaptive, unless that strands more than 5 % of
 the limit, refuses more than 1 % needlessly or saves less than a fifth of direct
-calls, or another policy makes less than half its store calls. It gives the reason.
+calls. It gives the reason.
 
 The traffic is described by -rate, -keys, -zipf and -duration. Each request asks for
 -n tokens and comes to a random one of -processes, each of which is a limiter in this

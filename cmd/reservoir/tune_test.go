@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,11 +63,6 @@ func TestTuneJSON(t *testing.T) {
 	require.Len(t, again.Policies, 1)
 }
 
-func TestTuneRepeatsItselfBySeed(t *testing.T) {
-	args := strings.Fields(tiny + "-seed 3 -policies direct,adaptive -format json")
-	require.Equal(t, invoke(t.Context(), args...), invoke(t.Context(), args...))
-}
-
 // Requests for several tokens are admitted as whole ones, and fewer of them.
 func TestTuneOfSeveralTokens(t *testing.T) {
 	for _, n := range []int64{7, 500} {
@@ -92,30 +85,6 @@ func TestTuneText(t *testing.T) {
 	require.Regexp(t, `^[0-9,]+ requests in 220ms for 1 key and 3 processes, 1 token each, limit 500 per 100ms, on the embedded store, 100µs away\n`, o.stdout)
 	require.Regexp(t, `(?m)^ +policy +calls +a request +waited +stranded +refused +needless +over +p99 +p50 +admitted\n +direct +[0-9,]+ .*\n +adaptive +[0-9,]+ `, o.stdout)
 	require.Regexp(t, `(?m)^Recommended: (direct|adaptive)\n[A-Z].*`, o.stdout)
-}
-
-// A replay that is stopped ends in the middle, and says how far it came.
-func TestTuneStopsEarly(t *testing.T) {
-	ctx := &fleeting{Context: t.Context()}
-	ctx.looks.Store(5000) // one a request, of which there are 3,300 a policy
-	o := invoke(ctx, strings.Fields(tiny+"-seed 1 -policies 5,50,ladder -format json")...)
-	require.Equal(t, exitFailure, o.status)
-	require.Equal(t, "reservoir: stopped after 1 of 3 policies\n", o.stderr)
-}
-
-// fleeting is a context that ends after so many looks at it.
-type fleeting struct {
-	context.Context
-	looks atomic.Int64
-}
-
-func (f *fleeting) Done() <-chan struct{} { return nil }
-
-func (f *fleeting) Err() error {
-	if f.looks.Add(-1) < 0 {
-		return context.Canceled
-	}
-	return nil
 }
 
 func TestTuneUsageErrors(t *testing.T) {

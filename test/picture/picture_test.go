@@ -52,22 +52,6 @@ func TestPictureIsWellFormed(t *testing.T) {
 	require.Greater(t, elements["rect"], len(r.Samples), "a bar at least for each second")
 }
 
-// The recorded data have both faults, and an account that balances.
-func TestRecordHasTheFaults(t *testing.T) {
-	data, err := os.ReadFile(recorded)
-	require.NoError(t, err)
-	r, err := parse(data)
-	require.NoError(t, err)
-	require.Less(t, r.KilledAt, r.DownAt)
-	require.InDelta(t, 10, r.UpAt-r.DownAt, 1)
-	require.Equal(t, r.Total.Requests, r.Total.Admitted+r.Total.Refused+r.Total.Failed)
-	for _, s := range r.Samples {
-		if s.At > r.KilledAt+2 {
-			require.Zero(t, s.Processes[1].Requests, "of the killed process, at %v s", s.At)
-		}
-	}
-}
-
 // A record without samples or faults, or over the limit, draws nothing.
 func TestNoPictureOfNothing(t *testing.T) {
 	for _, data := range []string{"", "{}", `{"samples":[{"at":1},{"at":2}],"total":{"requests":1}}`,

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -76,34 +75,4 @@ func TestReplayThatGoesOverTheLimitIsAnError(t *testing.T) {
 	o, err := r.Run(t.Context())
 	require.EqualError(t, err, "10 tokens were admitted over the limit")
 	require.EqualValues(t, 10, o.Over)
-}
-
-// Each call can take its own time, and each window has what was spent in it.
-func TestReplayOfWindows(t *testing.T) {
-	var there, back atomic.Int64
-	_, r := small(t, "direct", Setting{
-		Limit: reservoir.Limit{Tokens: 100, Window: 20 * time.Millisecond},
-		Travel: func(_ int, _ time.Duration, returning bool) time.Duration {
-			if returning {
-				back.Add(1)
-			} else {
-				there.Add(1)
-			}
-			return time.Millisecond
-		},
-	})
-	o, err := r.Run(t.Context())
-	require.NoError(t, err)
-	require.Positive(t, there.Load())
-	require.LessOrEqual(t, there.Load(), back.Load(), "messages travel back too")
-	require.EqualValues(t, 4*time.Millisecond, o.P99.Round(100*time.Microsecond), "who comes during a call waits for the next")
-	require.GreaterOrEqual(t, len(o.Windows), 3)
-	var requests, calls int64
-	for _, w := range o.Windows {
-		require.LessOrEqual(t, w.Spent, int64(100))
-		requests += w.Requests
-		calls = max(calls, w.Calls)
-	}
-	require.Equal(t, o.Requests, requests)
-	require.Less(t, calls, o.StoreCalls, "those of the last window come after it")
 }
