@@ -14,7 +14,7 @@ import (
 )
 
 const tuneAbout = `Replays the same traffic under each batch policy and reports what each costs: store
-calls, requests that wait, and tokens that lie in one process while another is
+calls, requests that wait, and tokens that are unspent when a request is first
 refused. It recommends the default, Adaptive, unless that strands more than 5 % of
 the limit, refuses more than 1 % needlessly or saves less than a fifth of direct
 calls. It gives the reason.
@@ -160,7 +160,7 @@ const tuneLegend = `
     calls: to the store
 a request: calls per request
    waited: share of requests that waited for the store
- stranded: share of the limit that lay in processes when another was refused
+ stranded: share of the limit that was unspent when a request was first refused
  needless: requests refused though the limit had tokens that were never spent
      over: tokens over the limit
       p99: of the time an answer took

@@ -48,7 +48,7 @@ func advise(all []sim.Outcome) advice {
 	why += fmt.Sprintf(" It makes %s for %s (%s); %s of the requests wait for the store", count(int(chosen.StoreCalls), "store call", "s"),
 		count(int(chosen.Requests), "request", "s"), table.Percent(chosen.CallsPerRequest), table.Percent(chosen.WaitedShare))
 	if chosen.StrandedWindows > 0 {
-		why += fmt.Sprintf("; when the first is refused, %s of the limit lies unspent in processes", table.Percent(chosen.Stranded))
+		why += fmt.Sprintf("; when the first is refused, %s of the limit is unspent", table.Percent(chosen.Stranded))
 	}
 	return advice{chosen.Policy, why + "."}
 }

@@ -26,7 +26,7 @@ func TestAdvise(t *testing.T) {
 		name, want, reason string
 		all                []sim.Outcome
 	}{
-		{"the default", "adaptive", "It makes 100 store calls for 10,000 requests (1.00 %); 0.02 % of the requests wait for the store; when the first is refused, 1.00 % of the limit lies unspent in processes.",
+		{"the default", "adaptive", "It makes 100 store calls for 10,000 requests (1.00 %); 0.02 % of the requests wait for the store; when the first is refused, 1.00 % of the limit is unspent.",
 			[]sim.Outcome{direct, fixed, of("adaptive", 100, 0.01, 0, 2)}},
 		{"a few percent are stranded", "adaptive", "It is the default", []sim.Outcome{direct, of("adaptive", 200, 0.04, 15, 2)}},
 		{"it saves nothing", "direct", "save next to nothing here", []sim.Outcome{direct, of("adaptive", 7300, 0, 0, 7300)}},

@@ -13,8 +13,8 @@
 // TestEveryday has the limits that most people have, and asks how true refusals are.
 //
 // A row covers several windows from the very first, which is cold. Requests count to the
-// window in their Result. Stranded is what all processes hold by the store's ledger when a
-// caller gets the first refusal of a window, without grants in transit. Waited counts
+// window in their Result. Stranded is what is unspent when a
+// caller gets the first refusal of a window. Waited counts
 // requests whose Source is on the network, admitted or not.
 //
 // The same seed makes the same table: arrivals and the library draw from seeded generators,

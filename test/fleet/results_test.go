@@ -66,8 +66,8 @@ network takes 1 ms there and back, and who is refused does not come again.
 Seed %d.
 
 calls      store calls per admitted request
-stranded   share of the limit that lies in some process when another is first refused
-           in a window, on average
+stranded   share of the limit that is unspent when a request is first refused in a
+           window, on average
 waited     share of the requests that wait for the network
            These three are of all windows but the first; in brackets those of the
            first, which is cold: nobody's demand is known yet.

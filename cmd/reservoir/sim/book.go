@@ -9,7 +9,6 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/go-reservoir/reservoir"
-	"github.com/go-reservoir/reservoir/backend"
 )
 
 // book counts the results of requests, by the window in the result, and the calls that
@@ -46,26 +45,6 @@ func (b *book) window(key string, id int64) *Window {
 	return b.windows[name]
 }
 
-// received updates what a process holds of a window when a reply reaches it: of its account what that has now.
-// Calls of one key and process do not overlap, and neither do their replies.
-func (b *book) received(w *way, key string, now account) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	was := w.known[key]
-	w.known[key] = now
-	if was.window != now.window || was.name != now.name {
-		was.net = 0
-	}
-	b.window(key, now.window.End).held += now.net - was.net
-}
-
-// charged updates what a process holds when tokens were charged to no account.
-func (b *book) charged(key string, window backend.Window, n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.window(key, window.End).held += n
-}
-
 func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -88,7 +67,7 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 		return
 	}
 	if p.Refused++; p.Refused == 1 {
-		p.Stranded, p.short = max(p.held, 0), q.At+late+took
+		p.Stranded, p.short = max(b.limit-p.Spent, 0), q.At+late+took
 	}
 }
 
@@ -97,7 +76,6 @@ func (b *book) answer(q Request, r reservoir.Result, err error, took, late time.
 // do not count as stranded.
 func (p *Window) admit(n int64, at time.Duration) {
 	p.Spent += n
-	p.held -= n
 	if p.Refused > 0 && p.short == at {
 		p.Stranded = max(p.Stranded-n, 0)
 	}
@@ -172,7 +150,7 @@ type Outcome struct {
 	P50         time.Duration `json:"p50_ns"` // latency of answers; see Setting
 	P99         time.Duration `json:"p99_ns"`
 
-	// Stranded is the share of the limit that lay unspent in processes at the first
+	// Stranded is the share of the limit that was not spent at the first
 	// refusal of a window, on average over the windows with a refusal. The first window
 	// of each key is cold and counts only if no other window has a refusal.
 	Stranded        float64 `json:"stranded_share"`
@@ -190,10 +168,9 @@ type Window struct {
 	Waited   int64 // requests that waited for the store
 	Spent    int64
 	Refused  int64
-	Stranded int64 // tokens held and unspent in all processes, at the first refusal
+	Stranded int64 // tokens that were not spent yet, at the first refusal
 
 	key   string
-	held  int64         // charged and not spent
 	short time.Duration // when the first refusal was answered
 }
 

@@ -10,28 +10,16 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 )
 
 // clerk makes entries in the book of a traffic of one key with a limit of 10.
 type clerk struct {
 	*book
-	process *way
-	now     *time.Duration // each answers is an instant of its own
+	now *time.Duration // each answers is an instant of its own
 }
 
 func newClerk() clerk {
-	return clerk{newBook(Traffic{Keys: []string{"k"}, Tokens: 1, Length: time.Second}, 10), &way{known: map[string]account{}}, new(time.Duration)}
-}
-
-// charge changes by n what the one process holds in the window that ends then, as a reply says.
-func (c clerk) charge(end, n int64) {
-	now := account{window: backend.Window{End: end}}
-	if a := c.process.known["k"]; a.window == now.window {
-		now.net = a.net
-	}
-	now.net += n
-	c.received(c.process, "k", now)
+	return clerk{newBook(Traffic{Keys: []string{"k"}, Tokens: 1, Length: time.Second}, 10), new(time.Duration)}
 }
 
 func (c clerk) answers(n int, end int64, allowed bool, from reservoir.Source) {
@@ -44,20 +32,15 @@ func (c clerk) answers(n int, end int64, allowed bool, from reservoir.Source) {
 
 func TestBook(t *testing.T) {
 	c := newClerk()
-	c.charge(1000, 6) // the first window, cold: 4 of 6 are used and 2 lie around
 	c.answers(4, 1000, true, reservoir.Local)
-	c.charged("k", backend.Window{End: 1000}, 4) // without an account
 	c.answers(4, 1000, true, reservoir.Direct)
 	c.answers(1, 1000, false, reservoir.Direct)
 	c.answers(4, 1000, false, reservoir.Local)
 
-	c.charge(2000, 10) // the second: 1 lies around when the first is refused, and is used then
 	c.answers(9, 2000, true, reservoir.Fetched)
 	c.answers(3, 2000, false, reservoir.Local)
 	c.answers(1, 2000, true, reservoir.Local)
 
-	c.charge(3000, 10) // the third: 3 are given back, nobody is refused, and one is over
-	c.charge(3000, -3)
 	c.answers(11, 3000, true, reservoir.Local)
 	c.answers(1, 2000, true, reservoir.Local) // a late one makes the second 11
 	c.answers(1, 1000, true, reservoir.Local) // and one the first 9
@@ -78,7 +61,6 @@ func TestBook(t *testing.T) {
 
 func TestBookOfOneWindow(t *testing.T) {
 	c := newClerk()
-	c.charge(1000, 10)
 	c.answers(8, 1000, true, reservoir.Local)
 	c.answers(1, 1000, false, reservoir.Local)
 	o := c.outcome()
@@ -96,7 +78,6 @@ func TestBookOfSeveralTokens(t *testing.T) {
 	} {
 		c := newClerk()
 		c.Tokens = 4
-		c.charge(1000, 10)
 		c.answers(admitted, 1000, true, reservoir.Local)
 		c.answers(3, 1000, false, reservoir.Local)
 		o := c.outcome()
@@ -107,60 +88,24 @@ func TestBookOfSeveralTokens(t *testing.T) {
 // One reply serves two callers and refuses a third, who is heard first.
 func TestBookOfOneInstant(t *testing.T) {
 	c := newClerk()
-	c.charge(1000, 3)
 	c.answers(1, 1000, false, reservoir.Fetched)
 	*c.now--
 	c.answers(2, 1000, true, reservoir.Fetched)
 	c.answers(1, 1000, true, reservoir.Local)
-	require.InDelta(t, 0.1, c.outcome().Stranded, 1e-9, "the third token lay around")
+	require.InDelta(t, 0.8, c.outcome().Stranded, 1e-9, "two were spent at that instant")
 }
 
-// The way of a process to its store records what the process holds.
-func TestWayRecordsWhatItsProcessHolds(t *testing.T) {
-	c := newClerk()
-	first, second := backend.State{Window: backend.Window{End: 1000}}, backend.State{Window: backend.Window{End: 2000}}
-	store := &scripted{replies: []backend.Reply{
-		{State: first, Grant: 5, Mine: 5},
-		{State: first, Grant: 3, Mine: 7}, // one came back
-		{State: second, Grant: 4, Mine: 4},
-		{State: second, Grant: 2, Mine: 2}, // of a new life
-		{Void: true},
-		{State: second, Grant: 3}, // without an account
-	}}
-	r := &Replay{book: c.book, Store: store}
-	w := r.way(0)
-	for i, want := range []int64{5, 7, 4, 6, 6, 9} {
-		q := backend.Statement{Key: "k", Client: "p.1", Life: 1 + int64(i)/3}
-		if i == 5 {
-			q.Client = ""
-		}
-		_, err := w.Sync(t.Context(), q)
-		require.NoError(t, err)
-		require.Equal(t, want, c.window("k", w.known["k"].window.End).held)
-	}
-	_, err := w.Sync(t.Context(), backend.Statement{Key: "k", Client: "p.2"})
-	require.Error(t, err)
-	require.EqualValues(t, 7, c.calls, "failed ones too")
-	require.Equal(t, "k's", w.Shard("k"))
-	w.Store = memstore.New()
-	require.Empty(t, w.Shard("k"))
-}
-
-// The calls before a window are those until a caller was told of it. One that a process has
-// heard of, and no caller, has none.
+// The calls before a window are those until a caller was told of it.
 func TestBookCountsCallsByWindow(t *testing.T) {
 	c := newClerk()
 	c.answers(3, 1000, true, reservoir.Local)
 	c.call()
-	c.charge(2000, 5)
 	c.answers(1, 2000, false, reservoir.Fetched)
 	c.call()
 	c.answers(1, 1000, true, reservoir.Local)
-	c.charge(3000, 5)
 	require.Equal(t, []*Window{
-		{ID: 1000, key: "k", Requests: 4, Spent: 4, held: -4},
-		{ID: 2000, key: "k", Calls: 1, Requests: 1, Waited: 1, Refused: 1, Stranded: 5, held: 5, short: 2 + time.Microsecond},
-		{ID: 3000, key: "k", held: 5},
+		{ID: 1000, key: "k", Requests: 4, Spent: 4},
+		{ID: 2000, key: "k", Calls: 1, Requests: 1, Waited: 1, Refused: 1, Stranded: 10, short: 2 + time.Microsecond},
 	}, c.outcome().Windows)
 }
 

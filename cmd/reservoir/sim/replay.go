@@ -122,25 +122,15 @@ func (r *Replay) request(q Request) {
 	r.book.answer(q, result, err, time.Since(begin), begin.Sub(r.begin)-q.At)
 }
 
-// way is one process's way to the store: a network with a delay, and a ledger of what the
-// process holds. The book records a grant when its reply arrives, because before that no
-// process holds it.
+// way is one process's way to the store: a network with a delay.
 type way struct {
 	backend.Store // other methods take no time, because no decision waits for them
 	replay        *Replay
 	process       int
-	known         map[string]account // by key, from the last reply; guarded by book.mu
-}
-
-// account is what a process holds or has spent of a window, by the store's ledger.
-type account struct {
-	name   string // or the number of its life
-	window backend.Window
-	net    int64
 }
 
 func (r *Replay) way(process int) *way {
-	return &way{Store: r.Store, replay: r, process: process, known: make(map[string]account)}
+	return &way{Store: r.Store, replay: r, process: process}
 }
 
 // travel is half of a call. It counts the call on its way there.
@@ -165,34 +155,20 @@ func (w *way) takes(back bool) time.Duration {
 	return r.Delay / 2
 }
 
-// call makes one call. If ctx ends on the way there, the store has not executed it.
-func call[R, T any](ctx context.Context, w *way, op string, f func(context.Context, R) (T, error), r R) (answer T, err error) {
-	if err := w.travel(ctx, false); err != nil {
-		return answer, &backend.Error{Op: op, Class: backend.Unavailable, Err: err}
-	}
-	if answer, err = f(ctx, r); err != nil {
-		return answer, err
-	}
-	if err := w.travel(ctx, true); err != nil {
-		var none T
-		return none, &backend.Error{Op: op, Class: backend.Unknown, Err: err}
-	}
-	return answer, nil
-}
-
-func (w *way) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
+func (w *way) Sync(ctx context.Context, q backend.Statement) (reply backend.Reply, err error) {
 	if q.Client != "" {
 		q.Client = w.named(q.Client)
 	}
-	reply, err := call(ctx, w, "sync", w.Store.Sync, q)
-	switch {
-	case err != nil || reply.Void || reply.Astray:
-	case q.Client == "":
-		w.replay.book.charged(q.Key, reply.Window, reply.Grant)
-	default:
-		w.replay.book.received(w, q.Key, account{fmt.Sprint(q.Life), reply.Window, reply.Mine})
+	if err := w.travel(ctx, false); err != nil { // the store has not executed it
+		return reply, &backend.Error{Op: "sync", Class: backend.Unavailable, Err: err}
 	}
-	return reply, err
+	if reply, err = w.Store.Sync(ctx, q); err != nil {
+		return reply, err
+	}
+	if err := w.travel(ctx, true); err != nil {
+		return backend.Reply{}, &backend.Error{Op: "sync", Class: backend.Unknown, Err: err}
+	}
+	return reply, nil
 }
 
 // Shard returns the shard of a key, because limiters estimate their lead time by shard.
