@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -71,31 +69,6 @@ func TestReset(t *testing.T) {
 	o = reset()
 	require.Equal(t, exitFailure, o.status)
 	o.requireOneLine(t)
-}
-
-// What a running process holds of the old window counts in no other.
-func TestResetUnderLoad(t *testing.T) {
-	server := redistest.Start(t)
-	store := "redis://" + server.Addr()
-	ended := make(chan outcome)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	go func() {
-		ended <- invoke(ctx, append(strings.Fields("load -key k -limit 20000 -window 10s -rate 20000 -duration 1h -n 2 -format json -store"), store)...)
-	}()
-	spentAll := func() bool { // by requests, and not only taken by the process
-		is := contents(t, server, "k")
-		return is.Used == 20_000 && is.Idle == 0
-	}
-	eventually(t, "the limit is used up", spentAll)
-	o := invoke(t.Context(), "reset", "-store", store, "-counter", "10s", "k")
-	o.requireFine(t)
-	eventually(t, "a probe finds the fresh window, which is used up too", spentAll)
-	stop()
-	r := (<-ended).report(t)
-	requireBalance(t, r)
-	requireWithin(t, 40_000, spent(r)) // the fresh window may end when the old one did
-	require.Greater(t, r.Allowed, int64(10_000), "after the reset there was more")
 }
 
 // charge spends n tokens of an hour's 10,000 and hands back what else was fetched.

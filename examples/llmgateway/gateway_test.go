@@ -220,30 +220,6 @@ func TestCounting(t *testing.T) {
 	require.NoError(t, b.close(t.Context()))
 }
 
-// A stream may begin in one minute and end in the next. The next minute is charged what
-// the stream uses above its reservation.
-func TestIntoTheNextMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New()
-		b, err := newBudget(store, [3]reservoir.Limit{reservoir.PerMinute(100), reservoir.PerMinute(1000), reservoir.PerDay(1_000_000, nil)})
-		require.NoError(t, err)
-		c, err := b.reserve(t.Context(), "acme", price{1, 1}, 20, 100)
-		require.NoError(t, err)
-		require.True(t, c.add(t.Context(), 100))
-		time.Sleep(time.Minute + time.Second)
-		require.True(t, c.add(t.Context(), 200))
-		c.out = 330 // as the model server reports
-		require.NoError(t, c.settle(t.Context()))
-		require.NoError(t, b.limiters[1].Close(t.Context()))
-		again, err := reservoir.New(store, reservoir.PerMinute(1000), reservoir.WithName("tokens"))
-		require.NoError(t, err)
-		r, err := again.Check(t.Context(), "acme")
-		require.NoError(t, err)
-		require.EqualValues(t, 1000-200-30, r.Remaining)
-		require.NoError(t, b.close(t.Context()))
-	})
-}
-
 // A refused client gets the numbers of the limit that refused, in headers and in words.
 func TestRefused(t *testing.T) {
 	for i, name := range []string{"requests", "tokens", "dollars"} {
