@@ -73,7 +73,7 @@ cases: redis ## Measure README's table, beside a call per request: ten minutes, 
 .PHONY: picture
 picture: redis ## Record the demo for a minute, and draw README's picture of it.
 	go run ./examples/demo -for 1m -record test/results/demo.json
-	go run ./test/picture test/results/demo.json test/results/demo.svg
+	go test -count=1 ./test/picture -update
 
 .PHONY: fleet
 fleet: ## Simulate fleets of processes: a table in test/results. SEED=1.

@@ -170,7 +170,7 @@ Recommended: `
 func (r *tuneReport) text() string {
 	s := r.heading + "\n\n" + table.Text(r.rows(), true) + tuneLegend + r.Recommendation.Policy + "\n"
 	why := append([]string{r.Recommendation.Reason}, r.Notes...)
-	return s + table.Wrap(strings.Join(why, "\n\n"), 80) + "\n"
+	return s + strings.Join(why, "\n\n") + "\n"
 }
 
 // rows is the table, with its head.

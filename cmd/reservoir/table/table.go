@@ -7,7 +7,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 )
 
 var trailing = regexp.MustCompile(` +\n`)
@@ -24,32 +23,6 @@ func Text(rows [][]string, right bool) string {
 	}
 	_ = w.Flush()
 	return trailing.ReplaceAllString(b.String(), "\n")
-}
-
-// Wrap joins the words of each paragraph of s into lines of at most width characters, if
-// no word is longer. An empty line separates paragraphs.
-func Wrap(s string, width int) string {
-	var b strings.Builder
-	for i, paragraph := range strings.Split(s, "\n\n") {
-		if i > 0 {
-			b.WriteString("\n\n")
-		}
-		at := 0
-		for _, word := range strings.Fields(paragraph) {
-			n := utf8.RuneCountInString(word)
-			switch {
-			case at > 0 && at+1+n > width:
-				b.WriteString("\n")
-				at = 0
-			case at > 0:
-				b.WriteString(" ")
-				at++
-			}
-			b.WriteString(word)
-			at += n
-		}
-	}
-	return b.String()
 }
 
 // Commas writes n with thousands separators.

@@ -14,14 +14,6 @@ func TestText(t *testing.T) {
 	require.Empty(t, Text(nil, true))
 }
 
-func TestWrap(t *testing.T) {
-	require.Equal(t, "one two\nthree", Wrap("one two three", 8))
-	require.Equal(t, "é é\né", Wrap("é é é", 3))
-	require.Equal(t, "a\nlong\nx", Wrap("a long x", 2), "no word is broken")
-	require.Empty(t, Wrap("", 8))
-	require.Equal(t, "one two\nthree\n\nfour", Wrap("one\ntwo three\n\nfour", 8))
-}
-
 func TestCommas(t *testing.T) {
 	for n, want := range map[int64]string{
 		0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -999: "-999", 1234567: "1,234,567", -1 << 63: "-9,223,372,036,854,775,808",

@@ -1,4 +1,4 @@
-package main
+package picture
 
 // The picture has large letters on a narrow page, for phones, and colours for light and for dark screens.
 
