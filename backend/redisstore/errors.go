@@ -25,6 +25,9 @@ var (
 	errPrefix    = errors.New("a prefix has no braces, blanks or control characters")
 )
 
+// errMoves is what Inspect returns about a key that is on its way to another node, or there.
+var errMoves = redacted("TRYAGAIN: the key's slot moves to another node")
+
 // errNode is MOVED to a client that follows no redirection. It does not name the other node.
 var errNode = redacted("MOVED: the server is a node of a Redis Cluster, and this client sends all keys to it: use a redis-cluster:// URL, or a redis.ClusterClient")
 
@@ -117,7 +120,7 @@ func blame(ctx context.Context, client redis.UniversalClient, err error) error {
 		if network, ok := errors.AsType[*net.OpError](err); ok && network.Op == "dial" {
 			option = "DialTimeout"
 		}
-		return fmt.Errorf("%w: the client's %s is shorter than the call may take", err, option)
+		return fmt.Errorf("%w: no answer within the client's %s", err, option)
 	}
 	full := exhausted(client)
 	if _, early := errors.AsType[unsent](err); early && full != nil {

@@ -19,7 +19,8 @@ import (
 // Inspect implements backend.Inspector. To find the counters of a key it walks over all keys of the database with
 // SCAN, a thousand a call: some seconds for ten million keys, in which the server serves others too. In a cluster it asks for
 // the keys of the slot instead, of which a node has thousands. It needs rights that the limiter does not
-// need (SCAN or CLUSTER GETKEYSINSLOT, HGETALL). While a slot moves, it misses what has moved. The client's timeouts bound each call.
+// need (SCAN or CLUSTER GETKEYSINSLOT, HGETALL). While a slot moves, it returns an
+// error for a key that has left, and misses a counter that has. The client's timeouts bound each call.
 func (s *Store) Inspect(ctx context.Context, key string) (all []backend.Contents, err error) {
 	if err := backend.ValidateKey(key); err != nil {
 		return nil, err
@@ -45,6 +46,9 @@ func (s *Store) Inspect(ctx context.Context, key string) (all []backend.Contents
 			all = append(all, c)
 		}
 	}
+	if redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN") {
+		err = errMoves
+	}
 	return all, s.reading("inspect", err)
 }
 
@@ -57,9 +61,11 @@ func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag 
 		}
 	}
 	if s.cluster != nil {
-		// A node says that a slot is elsewhere only to a command that has a key.
-		if err := client.Exists(ctx, tag).Err(); err != nil && !redis.HasErrorPrefix(err, "ASK") {
-			return nil, err
+		// A node says that a slot is elsewhere, or moves, only to a command that has a key.
+		elsewhere := client.Exists(ctx, tag).Err()
+		moves := redis.HasErrorPrefix(elsewhere, "ASK")
+		if elsewhere != nil && !moves {
+			return nil, elsewhere
 		}
 		slot, err := client.ClusterKeySlot(ctx, tag).Result()
 		if err != nil {
@@ -71,6 +77,9 @@ func (s *Store) counters(ctx context.Context, client redis.UniversalClient, tag 
 		}
 		for _, name := range names {
 			add(name)
+		}
+		if moves && len(found) == 0 {
+			return nil, errMoves
 		}
 		return slices.Sorted(maps.Keys(found)), nil
 	}

@@ -21,7 +21,7 @@ const inspectAbout = `Shows what a store holds for a key: for each of its counte
 60s:roll …) that has an open window, the tokens charged in it (spent or held by a process),
 its end, each client's part, and for how long a limit grants nothing, if it is held so. Two counters where you expect one mean that
 processes use limits of two lengths or kinds. On a server it walks over all keys of the database,
-in a cluster over those of a slot. It also shows the faults that a limiter would have with these servers:
+in a cluster over those of a slot, which may not move meanwhile. It also shows the faults that a limiter would have with these servers:
 see redisstore.Store.Verify. For that it makes some calls on a key of its own.`
 
 // inspection is what a store holds for a key.
@@ -203,9 +203,7 @@ func (i *inspection) text() string {
 	}
 	if len(i.Counters) == 0 {
 		s += "window     none is open: nothing has been charged since the last one ended\n"
-		if i.Name == "" {
-			s += "           (the keys of a limit with a name need -name)\n"
-		}
+		s += "           (-prefix and -name must be those of the programs' store and limit)\n"
 		if !strings.HasPrefix(i.Key, "user:") && !strings.HasPrefix(i.Key, "addr:") {
 			s += "           (httplimit's keys begin with user: or addr:)\n"
 		}
@@ -288,7 +286,7 @@ func resetFlags(f *flagSet) action {
 			}
 		}
 		text := was.text()
-		if len(was.Counters) > 0 {
+		if len(limits) > 0 {
 			text = "Reset. The key had:\n\n" + text
 		}
 		return emit(stdout, l.json, was, text)

@@ -34,7 +34,9 @@ func TestReset(t *testing.T) {
 	o := reset()
 	o.requireFine(t)
 	require.Contains(t, o.stdout, "none is open")
-	require.Contains(t, o.stdout, "need -name")
+	require.Contains(t, o.stdout, "-prefix and -name")
+	require.NotContains(t, o.stdout, "Reset.")
+	require.Contains(t, reset("-counter", "60s").stdout, "Reset. The key had:\n\nkey        k\nwindow     none is open", "it voids a counter without a window, too")
 
 	charge(t, server, "", "k", 600)
 	charge(t, server, "n", "k", 7)
