@@ -124,7 +124,7 @@ func (l *Limiter) close(ctx context.Context) error {
 	if sub := l.hearing.sub.Load(); sub != nil {
 		(*sub).Close()
 	}
-	l.env.StopProbes(ctx)
+	l.env.StopTries(ctx)
 	var keys errgroup.Group
 	keys.SetLimit(key.CallsAtOnce)
 	for k := range l.env.All {

@@ -58,7 +58,7 @@ func (c caller) Hears(stored string) bool {
 // of returns why messages about keys of the shard do not come here, or nil, also if no
 // key in memory is on it.
 func (h *hearing) of(s *key.Shard) error {
-	stored, ok := s.ProbeKey()
+	stored, ok := s.SomeKey()
 	if !ok {
 		return nil
 	}

@@ -34,7 +34,7 @@
 // not admit lasts until the store is back or its context ends; but if the store rejects the
 // call, which an operator must mend, the Wait returns the error at once. After a few failed calls
 // in a row a circuit breaker opens, one per shard if the store has shards. While it is open, callers
-// get the policy's answer at once, and a timer probes the shard by calls that charge nothing.
+// get the policy's answer at once, and a timer tries the shard by calls that charge nothing.
 //
 // [What may exceed a limit]: https://github.com/go-reservoir/reservoir/blob/main/docs/choosing.md#what-may-exceed-a-limit
 package reservoir

@@ -3,7 +3,7 @@
 // long the shard takes to answer.
 //
 // The libraries that we know probe with a real request, which would wait and charge.
-// Here a probe asks for nothing and nobody waits for it.
+// Here a try asks for nothing and nobody waits for it.
 package breaker
 
 import (
@@ -22,9 +22,9 @@ type Breaker struct {
 
 	mu        sync.Mutex
 	failures  int // in a row
-	probing   bool
+	trying    bool
 	changed   int64 // when it last opened or closed
-	until     int64 // time of the next probe
+	until     int64 // time of the next try
 	pause     time.Duration
 	cause     error // why it is open
 	rejecting bool
@@ -58,7 +58,7 @@ const (
 
 const (
 	failuresToOpen = 5
-	shortestPause  = 100 * time.Millisecond // before the first probe, at least half of it; it doubles
+	shortestPause  = 100 * time.Millisecond // before the first try, at least half of it; it doubles
 	longestPause   = time.Second
 	calm           = time.Second // after so long without a rejection, a served call ends the rejecting state
 )
@@ -70,27 +70,27 @@ func (b *Breaker) Cause() error {
 	return b.cause
 }
 
-// Watched reports whether the shard needs probes, because calls are withheld or rejected.
+// Watched reports whether the shard has to be tried, because calls are withheld or rejected.
 func (b *Breaker) Watched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.Open.Load() || b.rejecting
 }
 
-// Due reports whether it is time for a probe. If so, the caller must make a call and
+// Due reports whether it is time for a try. If so, the caller must make a call and
 // Record its outcome.
 func (b *Breaker) Due(now int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.Open.Load() && !b.rejecting || b.probing || now < b.until {
+	if !b.Open.Load() && !b.rejecting || b.trying || now < b.until {
 		return false
 	}
-	b.probing = true
+	b.trying = true
 	return true
 }
 
-// NextProbe is when the next probe is due, while the shard is watched.
-func (b *Breaker) NextProbe() int64 {
+// NextTry is when the next try is due, while the shard is watched.
+func (b *Breaker) NextTry() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.until
@@ -98,8 +98,8 @@ func (b *Breaker) NextProbe() int64 {
 
 // Record records the outcome of a call that was sent at sent. Many calls are in flight
 // when the breaker opens, so a failed or neutral call that was sent before the last
-// change is no news, and delays no probe. Served calls do not end the rejecting state until calm has
-// passed. Record reports whether the shard needs probes from now on, and whether calls were withheld until now.
+// change is no news, and delays no try. Served calls do not end the rejecting state until calm has
+// passed. Record reports whether the shard has to be tried from now on, and whether calls were withheld until now.
 func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch, closed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,14 +107,14 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch, closed b
 	is := Change{Rejecting: was.Rejecting, Err: err}
 	switch {
 	case o == Neutral:
-		if b.probing && sent >= b.changed { // probe again, perhaps with another key
-			b.probing, b.until = false, now+int64(shortestPause)
+		if b.trying && sent >= b.changed { // try again, perhaps with another key
+			b.trying, b.until = false, now+int64(shortestPause)
 		}
 		return false, false
 	case o == Failed && sent < b.changed:
 		return false, false
 	case o == Failed:
-		b.probing = false
+		b.trying = false
 		if b.failures++; b.failures < failuresToOpen {
 			return false, false
 		}
@@ -122,7 +122,7 @@ func (b *Breaker) Record(sent, now int64, o Outcome, err error) (watch, closed b
 		b.until = now + int64(b.pause/2+chance.Part(b.pause/2))
 		is.Open, is.Rejecting, b.cause = true, false, err
 	default: // it answers, so the failures were not in a row, and the next outage begins anew
-		b.probing, b.failures, b.pause, b.cause = false, 0, 0, nil
+		b.trying, b.failures, b.pause, b.cause = false, 0, 0, nil
 		if o == Rejected {
 			is.Rejecting, b.rejected, b.until = true, now, now+int64(calm)
 		} else if is.Err = nil; now-b.rejected >= int64(calm) {

@@ -65,7 +65,7 @@ func TestProbes(t *testing.T) {
 	b := opened(t, 0)
 	now, pause := int64(0), 100*ms
 	for range 8 {
-		due := b.NextProbe()
+		due := b.NextTry()
 		assert.GreaterOrEqual(t, due-now, pause/2)
 		assert.LessOrEqual(t, due-now, pause)
 		assert.False(t, b.Due(due-1))
@@ -80,14 +80,14 @@ func TestProbes(t *testing.T) {
 	for range failuresToOpen {
 		b.Record(now, now, Failed, errSilence)
 	}
-	assert.LessOrEqual(t, b.NextProbe()-now, 100*ms, "the next outage begins anew")
+	assert.LessOrEqual(t, b.NextTry()-now, 100*ms, "the next outage begins anew")
 }
 
 // TestNeutral: an answer that says nothing of the shard ends the probe, and another
 // follows soon.
 func TestNeutral(t *testing.T) {
 	b := opened(t, 10)
-	due := b.NextProbe()
+	due := b.NextTry()
 	require.True(t, b.Due(due))
 	b.Record(9, due, Neutral, errSilence)
 	assert.False(t, b.Due(due+200*ms), "that was not the probe")
@@ -105,9 +105,9 @@ func TestNeutral(t *testing.T) {
 		closed.Record(0, 0, Failed, errSilence)
 	}
 	assert.True(t, closed.Open.Load(), "it interrupts no row")
-	at := closed.NextProbe()
+	at := closed.NextTry()
 	closed.Record(0, 0, Neutral, nil)
-	assert.Equal(t, at, closed.NextProbe())
+	assert.Equal(t, at, closed.NextTry())
 }
 
 // TestStaleFailures: calls that were under way when the breaker opened or closed
@@ -115,11 +115,11 @@ func TestNeutral(t *testing.T) {
 func TestStaleFailures(t *testing.T) {
 	at := int64(time.Second)
 	b := opened(t, at)
-	due := b.NextProbe()
+	due := b.NextTry()
 	for range 50 {
 		b.Record(at-1, at+1, Failed, errSilence)
 	}
-	require.Equal(t, due, b.NextProbe())
+	require.Equal(t, due, b.NextTry())
 	require.True(t, b.Due(due))
 	b.Record(at-1, due, Failed, errSilence)
 	assert.False(t, b.Due(due+2*int64(longestPause)), "one at a time")
@@ -173,7 +173,7 @@ func TestOneStateAtATime(t *testing.T) {
 // TestReset closes the breaker of a shard that is forgotten.
 func TestReset(t *testing.T) {
 	b := opened(t, 0)
-	require.True(t, b.Due(b.NextProbe()))
+	require.True(t, b.Due(b.NextTry()))
 	b.Reset(9)
 	assert.False(t, b.Open.Load())
 	assert.Equal(t, []Change{{Open: true, Err: errSilence}, {}}, told(b))
@@ -182,8 +182,8 @@ func TestReset(t *testing.T) {
 		b.Record(9, 9, Failed, errSilence)
 	}
 	assert.True(t, b.Open.Load())
-	assert.LessOrEqual(t, b.NextProbe(), 9+100*ms)
-	assert.True(t, b.Due(b.NextProbe()))
+	assert.LessOrEqual(t, b.NextTry(), 9+100*ms)
+	assert.True(t, b.Due(b.NextTry()))
 }
 
 // TestReport: in order, one at a time, with no lock held, though the hook panics.
@@ -258,7 +258,7 @@ func TestRejectionsAreWatched(t *testing.T) {
 	assert.True(t, first(b.Record(1, 5, Rejected, errPassword)))
 	assert.True(t, b.Watched())
 	assert.False(t, first(b.Record(2, 6, Rejected, errPassword)), "it is watched already")
-	assert.Equal(t, 6+int64(calm), b.NextProbe())
+	assert.Equal(t, 6+int64(calm), b.NextTry())
 	assert.False(t, b.Due(5+int64(calm)))
 	assert.True(t, b.Due(6+int64(calm)))
 	b.Record(6+int64(calm), 6+int64(calm), Answered, nil)

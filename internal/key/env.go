@@ -26,7 +26,7 @@ type Env struct {
 	Table  keytable.Table[Key]
 	Counts Counts
 	Closed atomic.Bool
-	Life   context.Context // ends with End, which Close calls, and with it probes
+	Life   context.Context // ends with End, which Close calls, and with it the tries of shards
 	End    context.CancelFunc
 
 	shards  sync.Map      // name → *Shard

@@ -111,9 +111,9 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = free
 	}
-	if u.held.unsaid > now && u.denial.State == denial.Held { // the hold, of which the store has not heard
-		q.Hold = time.Duration(u.held.unsaid - now)
-		f.holds, f.holders, u.held.holders = u.held.unsaid, u.held.holders, nil
+	if u.hold.unsaid > now && u.denial.State == denial.Held { // the hold, of which the store has not heard
+		q.Hold = time.Duration(u.hold.unsaid - now)
+		f.holds, f.holders, u.hold.holders = u.hold.unsaid, u.hold.holders, nil
 	}
 
 	// What to ask for. The store must grant all that the first caller in line lacks, or nothing.
@@ -233,7 +233,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			f.unheard(u)
 			if k.inUse().astray++; u.astray == MaxAstray {
 				u.astray, err = 0, ErrorAstray()
-				u.held.tell(err)
+				u.hold.tell(err)
 				f.failed(now, err)
 			}
 		default:
@@ -348,7 +348,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 
 	// A hold, during which nothing is granted or called. Its end is the latest that it may be, because to send a moment early is worse than
 	// a moment late. Before the recall and the denial, which a held key does not change.
-	is, old := u.denial.State == denial.Held, c.Sent < u.held.since || u.held.unsaid != 0
+	is, old := u.denial.State == denial.Held, c.Sent < u.hold.since || u.hold.unsaid != 0
 	switch {
 	case r.Window.Gen < f.void: // a Reset has ended what it says of a hold
 	case r.Held > 0:
@@ -357,10 +357,10 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 			until = max(until, u.denial.Until)
 		}
 		k.hold(now, until)
-		u.held.ends = (r.Now + r.Held.Microseconds()) / 1000
-		u.held.sure = max(u.held.sure, c.Sent+int64(r.Held)-int64(r.Held)/tokens.Drift)
+		u.hold.ends = (r.Now + r.Held.Microseconds()) / 1000
+		u.hold.sure = max(u.hold.sure, c.Sent+int64(r.Held)-int64(r.Held)/tokens.Drift)
 	case is && !old: // a Reset has ended it, or the store's clock is faster
-		u.held.forget(nil)
+		u.hold.forget(nil)
 		u.denial.Reset()
 	}
 
@@ -370,7 +370,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 		Trip: time.Duration(c.End - c.Sent), Some: r.Grant > 0 || !rolls && r.Window != q.Window, GaveUp: q.GaveUp, Called: r.Called > 0,
 		Patience: min(l.Window/backend.RecallPart, k.env.Timeout),
 		InVain:   lacks || r.Grant == 0 && q.Want > 0 && r.Called > 0 && u.line.Active > 0, // those who came during a prefetch that gets nothing have asked by it
-		Served:   r.Called == 0 && (r.Idle == 0 || rolls && lacks) || !lacks && r.Remaining > 0 && u.line.Lacks(k.Held()) <= r.Remaining,
+		Served:   r.Called == 0 && (r.Idle == 0 || rolls && lacks) || !lacks && r.Remaining > 0 && u.line.Tokens-k.Held() <= r.Remaining,
 	}
 	if !recall.Served {
 		k.inUse()
@@ -458,7 +458,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 		if u.quiet = 0; frees > 0 {
 			u.quiet = c.Sent + int64(frees)
 		} else if f.asks && r.Grant == 0 { // nothing is to be had ahead of time
-			u.quiet = now + int64(bucket(l.Window)/holdPart)
+			u.quiet = now + int64(bucket(l.Window)/quietPart)
 		}
 		orders = orders && u.quiet == 0 && u.demand.Uses(l, bucket(l.Window), now, k.demanded()) >= worthTwo
 	}

@@ -12,8 +12,8 @@ import (
 // This file has how a key is held: until an instant its limit counts as used up. The store keeps that, and tells all processes to ask; its
 // replies say how long it lasts. What the key holds is kept, but not spent.
 
-// held is what a key knows of its hold, besides its denial, which has how long it lasts.
-type held struct {
+// holding is what a key knows of its hold, besides its denial, which has how long it lasts.
+type holding struct {
 	since   int64          // a reading that was requested before does not know of it
 	ends    int64          // by the store's clock, Unix ms, as a reply has said; 0 = none has
 	sure    int64          // the store surely holds until then
@@ -31,13 +31,13 @@ func (k *Key) Hold(ctx context.Context, d time.Duration) (forgotten bool, err er
 		case k.phase == retired || k.parted:
 			forgotten = true
 			return unchanged
-		case u.denial.State == denial.Held && u.held.sure >= until: // it lasts longer already
+		case u.denial.State == denial.Held && u.hold.sure >= until: // it lasts longer already
 			told <- nil
 			return unchanged
 		}
 		k.phase = active
 		k.findShard()
-		u.held.since, u.held.unsaid, u.held.holders = now, max(u.held.unsaid, until), append(u.held.holders, told)
+		u.hold.since, u.hold.unsaid, u.hold.holders = now, max(u.hold.unsaid, until), append(u.hold.holders, told)
 		if u.denial.State == denial.Held {
 			until = max(until, u.denial.Until)
 		}
@@ -72,26 +72,26 @@ func (k *machine) hold(now, until int64) {
 // said again.
 func (f *Fetch) said(u *use, err error) {
 	if err == nil {
-		if u.held.sure = max(u.held.sure, f.holds); u.held.unsaid <= f.holds {
-			u.held.unsaid = 0
+		if u.hold.sure = max(u.hold.sure, f.holds); u.hold.unsaid <= f.holds {
+			u.hold.unsaid = 0
 		}
 	}
-	u.held.holders = append(f.holders, u.held.holders...)
-	if err != nil || u.held.unsaid == 0 {
-		u.held.tell(err)
+	u.hold.holders = append(f.holders, u.hold.holders...)
+	if err != nil || u.hold.unsaid == 0 {
+		u.hold.tell(err)
 	}
 }
 
 // unheard is said of a statement that has done nothing: the next one says the hold, unless that is over by now.
 func (f *Fetch) unheard(u *use) {
-	u.held.holders = append(f.holders, u.held.holders...)
-	if u.held.unsaid == 0 {
-		u.held.tell(errHoldOver)
+	u.hold.holders = append(f.holders, u.hold.holders...)
+	if u.hold.unsaid == 0 {
+		u.hold.tell(errHoldOver)
 	}
 }
 
 // tell ends the wait of all who wait until the store has heard.
-func (h *held) tell(err error) {
+func (h *holding) tell(err error) {
 	for _, told := range h.holders {
 		told <- err
 	}
@@ -99,7 +99,7 @@ func (h *held) tell(err error) {
 }
 
 // forget ends a hold that is over, or that a Reset has ended. Who still waits until the store has heard gets err.
-func (h *held) forget(err error) {
+func (h *holding) forget(err error) {
 	h.sure, h.unsaid = 0, 0
 	h.tell(err)
 }

@@ -109,7 +109,7 @@ func (w *world) judge() error {
 		for _, k := range p.keys {
 			_, back := k.Account.Unconfirmed()
 			spent, held = spent+k.Spent(), held+k.Held()+back
-			if u := k.use; u != nil && u.held.unsaid > w.now && u.denial.State == denial.Held && u.fetch == nil && u.due == 0 && k.inLine == 0 {
+			if u := k.use; u != nil && u.hold.unsaid > w.now && u.denial.State == denial.Held && u.fetch == nil && u.due == 0 && k.inLine == 0 {
 				return fmt.Errorf("process %d does not say that it holds the key", i)
 			}
 		}

@@ -71,10 +71,10 @@ const (
 // use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice. The key's
 // lock guards it, and only steps touch it. Each begins with a zero one if there is none, and drops it if nothing of it would be missed.
 type use struct {
-	// The parts. Only their methods write them, but for held and share, which are the key's own.
+	// The parts. Only their methods write them, but for hold and share, which are the key's own.
 	line    waiters.Line[Verdict]
 	denial  denial.Denial
-	held    held
+	hold    holding
 	surplus surplus.Surplus
 	demand  *demand.Demand // nil until the key is in use; see inUse
 	share   *share         // what the failure policy has admitted; nil = nothing
@@ -183,7 +183,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		}
 		if u.denial.State == denial.Denied && k.Frees() != 0 && now+u.trip+tokens.Rounding >= k.Frees() { // some tokens count no more
 			u.denial.Open()
-			k.Lease.Load().Remaining.Add(1)
+			k.Lease.Load().Remaining.Add(1) // one at least: at 0 nothing would be ordered ahead
 			turned = true
 		}
 	}
@@ -191,7 +191,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
 			w.Reset.Store(w.Latest)
 		}
-		u.held.forget(errHoldOver)
+		u.hold.forget(errHoldOver)
 		turned = true
 	}
 	if turned && u.line.Active == 0 { // a caller that comes now is served from the stock
@@ -238,8 +238,8 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if published {                  // before the look for a surplus, which goes back out of the stock
 		k.publish()
 	}
-	if u.held.holders != nil && k.shard.Open.Load() {
-		u.held.tell(k.shard.OpenError())
+	if u.hold.holders != nil && k.shard.Open.Load() {
+		u.hold.tell(k.shard.OpenError())
 	}
 
 	// Decide. After the line is served: what it leaves is the stock that a batch is sized for, and that may go back. And once, because two
@@ -382,9 +382,10 @@ const (
 	spreadMax  = 5 * time.Millisecond
 	renewPart  = 7  // of a bucket, over which they spread those for the next ones
 	freesPart  = 20 // of a bucket, over which they spread those for tokens that count no more
-	holdPart   = 8  // of a bucket, for which a key orders nothing ahead after it has got nothing
+	quietPart  = 8  // of a bucket, for which a key orders nothing ahead after it has got nothing
 	rareTimes  = 2  // in a window all processes together look whether something has come back to a rolling limit before a refusal ends
 	worthTwo   = 2  // tokens used in a bucket from which on they are ordered ahead
+	keepPart   = 50 // of the limit, that all processes together keep to which no message comes
 )
 
 // bucket is the length of a bucket of a rolling limit.
@@ -403,7 +404,7 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 		f.Recall = u.denial.Ask
 	}
 	if u.denial.State == denial.Held {
-		f.Held, f.Unsaid = true, u.held.unsaid > now
+		f.Held, f.Unsaid = true, u.hold.unsaid > now
 		if u.line.Parked > 0 { // who else comes looks at once
 			f.Denied = min(u.denial.Until, u.denial.Look)
 		}
@@ -412,7 +413,7 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 		f.Probe, f.Active, f.Passing = false, f.Active+1, f.Passing+1
 	}
 	if f.Open {
-		f.Ask = max(k.shard.NextProbe(), now) + int64(probeSlack)
+		f.Ask = max(k.shard.NextTry(), now) + int64(trySlack)
 	}
 	if w == nil {
 		return f
@@ -444,8 +445,8 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	return f
 }
 
-// probeSlack is how long after the time of a shard's probe a key looks whether its circuit is still open.
-const probeSlack = 20 * time.Millisecond
+// trySlack is how long after the time of a shard's probe a key looks whether its circuit is still open.
+const trySlack = 20 * time.Millisecond
 
 // look looks for tokens that go back before anybody here needs them: because others want them, because the key leaves, or because the store
 // cannot call them. It returns how many go now, and when to look again; 0 = no need. No fetch is in flight.
@@ -469,9 +470,9 @@ func (k *machine) look(now int64, alive bool) (n, at int64) {
 	}
 
 	// No message would come. Near the limit it looks for what will not be used while the limit lasts, and returns that if it is half of the
-	// stock, because less is not worth a call.
+	// stock, because less is not worth a call. Nor is a stock that all such processes together may hold.
 	t, pause := k.sizes(now, alive), l.Window/surplus.LookPart
-	if !k.short || stock <= l.Tokens/50/t.Clients {
+	if !k.short || stock <= l.Tokens/keepPart/t.Clients {
 		return 0, 0
 	}
 	if at = u.surplus.Due(now, pause); now < at { // the rate is not known yet

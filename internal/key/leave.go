@@ -28,10 +28,10 @@ func (k *Key) Hear(m backend.Message) {
 				u.fetch.void, u.fetch.holds = m.Window.Gen+1, min(u.fetch.holds, 1)
 			}
 			u.denial.Reset() // also a hold
-			u.held.forget(nil)
+			u.hold.forget(nil)
 			return k.void(now)
 		case m.Kind == backend.Held: // it may be forged, so it only makes the key ask: nothing is spent before a reply
-			if k.inUse(); u.denial.State == denial.Held && (u.held.unsaid != 0 || m.Window.End <= u.held.ends) {
+			if k.inUse(); u.denial.State == denial.Held && (u.hold.unsaid != 0 || m.Window.End <= u.hold.ends) {
 				return unchanged
 			}
 			if u.fetch != nil { // its reply may not know of it
@@ -122,12 +122,14 @@ func (k *machine) leave(now int64) {
 // share the key and space their probes by the number of clients, or because of a hold of which the store has not heard.
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
-	if k.use.held.unsaid != 0 {
+	if k.use.hold.unsaid != 0 {
 		return true
 	}
 	if now >= k.Until() && (!w.Doubted() || w.Over(now)) { // the store may have opened a window since, and granted
+		// A grant that nobody read counts until its window is over. The failed call may have arrived as late as connectTime, and two
+		// windows are longer than the longest day or month by the calendar, and than a token of a rolling limit counts.
 		failed := k.use.failedAt
-		recently := failed != 0 && now-failed < 2*int64(k.Limit.Load().Window)+2e9
+		recently := failed != 0 && now-failed < int64(2*k.Limit.Load().Window+connectTime)
 		return k.replyLost && (closed || recently)
 	}
 	return !k.Empty() || k.replyLost || k.clients > 1 || closed && k.Account.Mine > 0
@@ -154,10 +156,10 @@ func (k *Key) Retire(ifLeft bool) {
 			if k.use.timer != nil {
 				k.use.timer.Stop()
 			}
-			e.Counts.Move(k.Leave())
+			e.Counts.Move(k.Drop())
 			e.Counts.Spent.Add(k.Account.Balance)
 			e.Counts.Denied.Add(k.Refusals.Load())
-			k.use.held.tell(ErrClosed)
+			k.use.hold.tell(ErrClosed)
 			k.phase = retired
 			k.shard.keys.Add(-1)
 			if k.parted {
@@ -187,7 +189,7 @@ func (k *Key) Visit() {
 		k.node.Tag = uint32(mark^mark>>32) | 1
 		// A failure policy could admit what a hold forbids, if nobody here knew of it.
 		lenient := u.denial.State == denial.Held && k.env.Fallback.Mode != FailClosed
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.held.unsaid != 0 || lenient {
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.hold.unsaid != 0 || lenient {
 			return unchanged
 		}
 		// Not retired at once: the store must hear first what goes back, or it would stay charged until the window ends.

@@ -31,7 +31,7 @@ type Shard struct {
 	met    atomic.Bool  // a call has ended
 	ahead  atomic.Int64 // how much the store's clock is ahead of this process' one, ns; 0 until that matters
 
-	prober
+	reopener
 }
 
 // How many calls of the lane are in flight to one shard, at most. A lane serves this number of calls
@@ -148,7 +148,7 @@ func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutra
 	outcome := breaker.Answered
 	if failure, ok := errors.AsType[*backend.Error](err); ok {
 		switch {
-		case failure.KeyOnly && cause == next.Reopen && !neutral: // the shard answers a probe, though it does not serve this key
+		case failure.KeyOnly && cause == next.Reopen && !neutral: // the shard answers a try, though it does not serve this key
 		case failure.KeyOnly || neutral:
 			outcome = breaker.Neutral
 		case failure.Class == backend.Rejected:

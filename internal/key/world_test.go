@@ -225,7 +225,7 @@ func (w *world) actions() (to []action) {
 		}
 		for j, k := range p.keys {
 			may(k.use != nil && k.use.due != 0 && w.now >= k.use.due, tick, i, j)
-			if k.phase < leaving && active < 0 && !(k.use != nil && k.use.held.unsaid != 0) { // or it stays
+			if k.phase < leaving && active < 0 && !(k.use != nil && k.use.hold.unsaid != 0) { // or it stays
 				active = i
 			}
 		}

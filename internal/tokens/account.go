@@ -75,7 +75,7 @@ func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 	switch o := a.open; {
 	case o == nil && a.Mine == 0: // nothing was charged before
 	case !kept:
-		m, held = a.Leave(held), 0
+		m, held = a.Drop(held), 0
 	case o != nil:
 		// What q has said is confirmed. What came after it is not, and is said again.
 		m.Taken, m.Returned = o.saidDebt, o.saidBack
@@ -110,9 +110,9 @@ func (a *Account) Apply(q *backend.Statement, r *backend.Reply, held, sent, now 
 	return m, held + r.Grant
 }
 
-// Leave drops all that is about the window, which is over or void, or the account ends without a reply: what
+// Drop drops all that is about the window, which is over or void, or the account ends without a reply: what
 // is held or has gone back in vain expires, and debt must not be charged to a later window.
-func (a *Account) Leave(held int64) (m Moved) {
+func (a *Account) Drop(held int64) (m Moved) {
 	debt, back := a.Unconfirmed()
 	m.Expired, m.Overdrawn, m.Settled = held+back, debt, a.InUse(held-debt)
 	a.Balance -= m.Expired

@@ -131,11 +131,11 @@ func TestLeave(t *testing.T) {
 	a := granted(t)
 	a.Return(4, 10)
 	a.Declare(3, 0)
-	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 4 + 3}, a.Leave(2), "the debt was used, and nobody heard of it")
+	assert.Equal(t, Moved{Expired: 2 + 4, Overdrawn: 3, Settled: 4 + 3}, a.Drop(2), "the debt was used, and nobody heard of it")
 	assert.Equal(t, Account{life: 3, seq: 1, Balance: 4}, *a)
 
 	a = granted(t)
-	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.Leave(4))
+	assert.Equal(t, Moved{Expired: 4, Settled: 6}, a.Drop(4))
 	assert.Zero(t, a.InUse(1), "refunded into a window that is over")
 }
 

@@ -250,13 +250,13 @@ func (t *Tokens) Expire(now int64, inFlight bool) (m Moved, turned bool) {
 	return m, turned
 }
 
-// Leave ends the account, if no reply does that: what is held expires.
-func (t *Tokens) Leave() Moved {
+// Drop ends the account, if no reply does that: what is held expires.
+func (t *Tokens) Drop() Moved {
 	t.Reserve()
 	held := t.Reserved
 	t.Reserved = 0
 	t.Lease.Store(nil)
-	return t.Account.Leave(held)
+	return t.Account.Drop(held)
 }
 
 // Return takes up to n tokens out of the stock that go back with the next statement, or all that is held if n

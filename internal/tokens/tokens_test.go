@@ -160,14 +160,14 @@ func TestInAWindow(t *testing.T) {
 		{"it is", expire(62*sec, false), "6 0 false", "4 in use, "},
 		{"what is reserved, and debt, is over, too", after(func(x *Tokens) { x.Overrun(9, sec); x.Refund(mine, 5, true, sec); x.Overrun(3, sec) }, expire(62*sec, false)), "2 3 false", "8 in use, "},
 		{"unless a reply decides", expire(62*sec, true), "0 0 false", "6 in stock, 4 in use, "},
-		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 6, Settled: 4}, ""},
+		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Drop() }, Moved{Expired: 6, Settled: 4}, ""},
 
 		{"a grant", apply(inFirst(15, 5)), applied{Moved{Taken: 5}, false}, "11 reserved, 4 in use, "},
 		{"of another window", apply(inSecond(5, 5)), applied{Moved{Taken: 5, Expired: 6, Settled: 4}, true}, "5 reserved, "},
 		{"of one in which the rest counts, too", apply(inSecond(15, 5)), applied{Moved{Taken: 5}, true}, "11 reserved, 4 in use, "},
 		{"nothing is charged, and no window is open", apply(backend.Reply{}), applied{Moved{Expired: 6, Settled: 4}, true}, ""},
-		{"nor was", after(func(x *Tokens) { x.Leave() }, apply(backend.Reply{})), applied{Moved{}, false}, ""},
-		{"a first grant", after(func(x *Tokens) { x.Leave(); x.Account.Begin(limit, 4) }, apply(inFirst(2, 2))), applied{Moved{Taken: 2}, true}, "2 reserved, "},
+		{"nor was", after(func(x *Tokens) { x.Drop() }, apply(backend.Reply{})), applied{Moved{}, false}, ""},
+		{"a first grant", after(func(x *Tokens) { x.Drop(); x.Account.Begin(limit, 4) }, apply(inFirst(2, 2))), applied{Moved{Taken: 2}, true}, "2 reserved, "},
 	})
 }
 
@@ -211,7 +211,7 @@ func TestInBuckets(t *testing.T) {
 			return x.Lease.Load().Window
 		}, eighth, "2 reserved, 100 bucket, "},
 		{"a Reset", apply(reset), Moved{Expired: 8, Settled: 4}, ""},
-		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Leave() }, Moved{Expired: 8, Settled: 4}, ""},
+		{"the key leaves", func(x *Tokens) any { x.Reserve(); return x.Drop() }, Moved{Expired: 8, Settled: 4}, ""},
 	})
 }
 

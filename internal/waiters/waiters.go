@@ -89,18 +89,6 @@ func (l *Line[R]) count() {
 	}
 }
 
-// Lacks is how many tokens the first active waiter lacks that hand does not serve, in order; 0
-// if it serves all. It visits those that are served.
-func (l *Line[R]) Lacks(hand int64) int64 {
-	for w := l.First; w != nil; w = w.next {
-		if l.visits++; w.N > hand {
-			return w.N - hand
-		}
-		hand -= w.N
-	}
-	return 0
-}
-
 // Push puts w at the end of the line.
 func (l *Line[R]) Push(w *Waiter[R]) {
 	l.Last++

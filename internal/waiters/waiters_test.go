@@ -139,14 +139,12 @@ func TestHugeTokens(t *testing.T) {
 	l.push(7, false)
 	assert.Nil(t, l.Rests)
 	assert.EqualValues(t, huge+5*most+7, l.Tokens)
-	assert.EqualValues(t, huge-1, l.Lacks(1))
 	assert.EqualValues(t, 3, l.serve(3, huge-4), "the three that stay are parked")
 	assert.Equal(t, []string{"parked", "refuse", "parked", "refuse", "parked", "refuse", "waits"}, l.said())
 	assert.EqualValues(t, 7, l.Tokens)
 	assert.EqualValues(t, huge, l.Rests.N)
 	l.serve(huge, math.MaxInt64)
 	assert.EqualValues(t, huge+most+7, l.Tokens)
-	assert.EqualValues(t, huge-1, l.Lacks(1), "they are active again")
 }
 
 // TestCostOfAnEvent: an event visits the head of the line, newcomers and those that leave,
@@ -248,23 +246,6 @@ func TestSince(t *testing.T) {
 	assert.EqualValues(t, 1, l.First.N)
 	assert.EqualValues(t, 4, l.Last)
 	assert.EqualValues(t, 2, l.First.Seq)
-}
-
-// TestLacks: 2 and 3 stay, 4 does not.
-func TestLacks(t *testing.T) {
-	var l line
-	assert.Zero(t, l.Lacks(0))
-	l.push(2, true)
-	l.push(3, true)
-	l.push(4, false)
-	for hand, lacks := range []int64{2, 1, 3, 2, 1, 4, 3, 2, 1, 0, 0} {
-		assert.Equal(t, lacks, l.Lacks(int64(hand)), "hand %d", hand)
-	}
-	l.serveBefore(later, 0, 0)
-	assert.Equal(t, 2, l.Parked, "and the third is refused")
-	assert.Zero(t, l.Lacks(0))
-	l.push(5, true)
-	assert.EqualValues(t, 5, l.Lacks(0))
 }
 
 // TestAgainstModel compares a line with a plain list under random events.

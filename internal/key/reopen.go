@@ -12,22 +12,22 @@ import (
 	"github.com/go-reservoir/reservoir/internal/placement"
 )
 
-// This file has the probes of a shard: whether it answers again is asked by a timer, so that the end of an outage is noticed
+// This file has how a shard is tried again, by a timer, while it is away, so that the end of an outage is noticed
 // without traffic.
 
-// prober is what a shard has for its probes.
-type prober struct {
-	probes       sync.Mutex  // guards what follows
-	timer        *time.Timer // of the next probe, while the shard is watched
-	failed       string      // the key in the store of the call that failed last, to probe with
+// reopener is what a shard has to be tried again.
+type reopener struct {
+	tries        sync.Mutex  // guards what follows
+	timer        *time.Timer // of the next try, while the shard is watched
+	failed       string      // the key in the store of the call that failed last, to try with
 	noCheckUntil int64       // until when no Check is made while the circuit is open, because one has failed
 }
 
-// arm sets the timer for the next probe.
+// arm sets the timer for the next try.
 func (s *Shard) arm() {
-	s.probes.Lock()
-	defer s.probes.Unlock()
-	after := max(time.Duration(s.NextProbe()-s.env.Clock.Now()), time.Millisecond) // more often if another probe hung would be a loop
+	s.tries.Lock()
+	defer s.tries.Unlock()
+	after := max(time.Duration(s.NextTry()-s.env.Clock.Now()), time.Millisecond) // more often if another try hung would be a loop
 	if s.timer == nil {
 		s.timer = time.AfterFunc(after, s.reopen)
 	} else {
@@ -35,7 +35,7 @@ func (s *Shard) arm() {
 	}
 }
 
-// reopen probes whether the shard answers again, if that is due. A shard without keys is forgotten.
+// reopen looks whether the shard answers again, if that is due. A shard without keys is forgotten.
 func (s *Shard) reopen() {
 	if !s.env.Calls.Begin() {
 		return
@@ -48,7 +48,7 @@ func (s *Shard) reopen() {
 	}()
 	if now := s.env.Clock.Now(); !s.Due(now) {
 		return
-	} else if s.probe(s.env.Life, max(s.env.Timeout, connectTime)) {
+	} else if s.try(s.env.Life, max(s.env.Timeout, connectTime)) {
 		return
 	} else {
 		s.Breaker.Reset(now)
@@ -60,9 +60,9 @@ func (s *Shard) reopen() {
 	s.Report(s.Changed)
 }
 
-// probe makes a statement for one of the keys of the shard that asks for nothing. It reports false if there is no key.
-func (s *Shard) probe(ctx context.Context, timeout time.Duration) bool {
-	stored, ok := s.ProbeKey()
+// try makes a statement for one of the keys of the shard that asks for nothing. It reports false if there is no key.
+func (s *Shard) try(ctx context.Context, timeout time.Duration) bool {
+	stored, ok := s.SomeKey()
 	if ok {
 		q := backend.Statement{Key: stored, Limit: backend.Limit{Tokens: 1, Window: time.Minute}}
 		_ = s.env.Caller.Call(ctx, &Fetch{Req: q, Cause: next.Reopen, Shard: s, Timeout: timeout})
@@ -70,41 +70,41 @@ func (s *Shard) probe(ctx context.Context, timeout time.Duration) bool {
 	return ok
 }
 
-// StopProbes stops the timers of all shards, and probes each shard that is away for the
+// StopTries stops the timers of all shards, and tries each shard that is away for the
 // last time, so that Close need not try it with each key.
-func (e *Env) StopProbes(ctx context.Context) {
-	var probes errgroup.Group
-	probes.SetLimit(CallsAtOnce)
+func (e *Env) StopTries(ctx context.Context) {
+	var calls errgroup.Group
+	calls.SetLimit(CallsAtOnce)
 	for s := range e.Shards {
-		s.probes.Lock()
+		s.tries.Lock()
 		if s.timer != nil {
 			s.timer.Stop()
 		}
-		s.probes.Unlock()
+		s.tries.Unlock()
 		if s.Open.Load() && ctx.Err() == nil {
-			probes.Go(func() error {
-				s.probe(ctx, e.Timeout)
+			calls.Go(func() error {
+				s.try(ctx, e.Timeout)
 				return nil
 			})
 		}
 	}
-	_ = probes.Wait()
+	_ = calls.Wait()
 }
 
-// failedFor keeps the key in the store of a failed call, for a probe.
+// failedFor keeps the key in the store of a failed call, for the next try.
 func (s *Shard) failedFor(stored string) {
-	s.probes.Lock()
-	defer s.probes.Unlock()
+	s.tries.Lock()
+	defer s.tries.Unlock()
 	s.failed = stored
 }
 
-// ProbeKey returns a key of the shard, in the store: that of the last failed call if it is
+// SomeKey returns a key of the shard, in the store: that of the last failed call if it is
 // still there, or any other. It looks only at keys that were on the shard when they looked last; those
 // that have moved since do not count here any more, so they are looked up once.
-func (s *Shard) ProbeKey() (stored string, ok bool) {
-	s.probes.Lock()
+func (s *Shard) SomeKey() (stored string, ok bool) {
+	s.tries.Lock()
 	stored = s.failed
-	s.probes.Unlock()
+	s.tries.Unlock()
 	if stored != "" && s.env.Shard(stored) == s {
 		return stored, true
 	}
@@ -130,14 +130,14 @@ func (s *Shard) ProbeKey() (stored string, ok bool) {
 // MayCheck reports whether to try a Check, which a replica may answer while the primary is
 // away.
 func (s *Shard) MayCheck() bool {
-	s.probes.Lock()
-	defer s.probes.Unlock()
+	s.tries.Lock()
+	defer s.tries.Unlock()
 	return !s.Open.Load() || s.env.Clock.Now() >= s.noCheckUntil
 }
 
 // CheckFailed withholds Checks for a while if the shard is away.
 func (s *Shard) CheckFailed() {
-	s.probes.Lock()
-	defer s.probes.Unlock()
+	s.tries.Lock()
+	defer s.tries.Unlock()
 	s.noCheckUntil = s.env.Clock.Now() + int64(LongestPause)
 }
