@@ -29,7 +29,7 @@ func (s *Store) Inspect(ctx context.Context, key string) (all []backend.Contents
 		return nil, err
 	}
 	defer s.calls.End()
-	var client redis.UniversalClient = s.client
+	client := s.client
 	tag := tagOf(s.prefix, key)
 	if s.cluster != nil {
 		if client, err = s.cluster.MasterForKey(ctx, tag); err != nil {
