@@ -246,7 +246,7 @@ func (s *stream) run(finish context.Context, rng *rand.Rand) {
 			before = s.renew(rng, before, now)
 		case s.id.Role == rolling && now.Result.Allowed && rng.IntN(4) == 0: // the process may be killed after the record
 			used, at := rng.Int64N(now.N), time.Now()
-			s.note(record{What: settled, At: at, Took: at.Sub(now.At), N: used - now.N}, nil)
+			s.note(record{What: settled, At: at, Took: at.Round(0).Sub(now.At.Round(0)), N: used - now.N}, nil) // by the clock of records
 			_ = s.limiter.Settle(context.Background(), now.Result, used)
 		case s.demand.batch > 0 && now.Result.Allowed && now.Result.Source != reservoir.Fallback && rng.IntN(10) == 0:
 			used := rng.Int64N(2 * n)
