@@ -191,22 +191,6 @@ func TestNoMetadata(t *testing.T) {
 	}
 }
 
-const retryPolicy = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.1s",
-	"maxBackoff": "0.1s", "backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
-
-// gRPC's own retries act on a refusal, when they are told to.
-func TestRetries(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := limiter(t, 1)
-		_, client := serve(t, grpclimit.Server{Limiter: l, Key: one}, grpc.WithDefaultServiceConfig(retryPolicy))
-		_, err := client.EmptyCall(t.Context(), empty)
-		require.NoError(t, err)
-		_, err = client.EmptyCall(t.Context(), empty)
-		assert.Equal(t, codes.ResourceExhausted, status.Code(err))
-		assert.EqualValues(t, 3, l.Stats().Denied)
-	})
-}
-
 func TestNothingToLimitBy(t *testing.T) {
 	assert.Panics(t, func() { grpclimit.Server{Key: one}.Unary() })
 	assert.Panics(t, func() { grpclimit.Server{Limiter: limiter(t, 1)}.Stream() })

@@ -165,7 +165,7 @@ var statements = []struct {
 	{"steady", false}, {"steady, 20 clients", false}, {"first contact", false}, {"opening", false}, {"refused", false},
 	{"direct, hot", false}, {"direct, new", false}, {"no account, hot", false}, {"no account, new", false},
 	{"RATE, hot", true}, {"RATE, new", true}, {"redis_rate, hot", true}, {"redis_rate, new", true}, {"EVALSHA of nothing", true},
-	{"bytes, 1 client", false}, {"bytes, 20 clients", false}, {"arguments", false},
+	{"bytes, 1 client", false}, {"bytes, 20 clients", false},
 }
 
 // run measures all rows in each round. In every other round the other side goes first.
@@ -316,8 +316,6 @@ func (b *bench) requireSense(t *testing.T) {
 			switch {
 			case strings.HasPrefix(r.name, "bytes"):
 				require.Greater(t, f.Bytes, 100.0, r.name)
-			case r.name == "arguments":
-				require.Greater(t, f.Args, 3, r.name)
 			case r.job.What != "":
 				require.EqualValues(t, f.Requests, b.statements, r.name)
 				require.GreaterOrEqual(t, f.Calls, f.Requests, r.name)
@@ -353,7 +351,7 @@ inner: redis.calls of a script.
 
 ` + table.Text(b.statementRows(), false)
 	if rows := b.sizeRows(); len(rows) > 1 {
-		text += "\nBytes of a key of 20 bytes (MEMORY USAGE of all that a counter has), and arguments of a steady statement without keys.\n\n" + table.Text(rows, false)
+		text += "\nBytes of a key of 20 bytes (MEMORY USAGE of all that a counter has).\n\n" + table.Text(rows, false)
 	}
 	if rows := b.loadRows(); len(rows) > 1 {
 		text += "\nLoads. ÷ go-redis: requests a second, by those of EVALSHA of GitHub's RATE by go-redis.\n\n" + table.Text(rows, false)
@@ -382,7 +380,7 @@ func (b *bench) sizeRows() [][]string {
 		if r.job.What == "" || r.this[0].Calls > 0 {
 			continue
 		}
-		rows = append(rows, append([]string{r.name}, r.cells(func(f driver.Figures) float64 { return f.Bytes + float64(f.Args) }, table.Digits, true)...))
+		rows = append(rows, append([]string{r.name}, r.cells(func(f driver.Figures) float64 { return f.Bytes }, table.Digits, true)...))
 	}
 	return rows
 }

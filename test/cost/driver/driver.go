@@ -51,7 +51,6 @@ type Figures struct {
 	Busy     time.Duration // how long the scripts ran
 	CPU      time.Duration // of the server's main thread
 	Bytes    float64       // in Redis, of a key
-	Args     int           // of a script, without its keys
 	Elapsed  time.Duration
 	P50, P99 time.Duration
 	Allocs   float64 // for each request
@@ -267,7 +266,6 @@ var statements = map[string]func(r *rig){
 
 	"bytes, 1 client":   func(r *rig) { r.weigh(1) },
 	"bytes, 20 clients": func(r *rig) { r.weigh(20) },
-	"arguments":         (*rig).arguments,
 }
 
 func (r *rig) steady(clients int) {
@@ -350,33 +348,6 @@ func (r *rig) weigh(clients int) {
 	}
 	must(all.Err())
 	r.Requests, r.Bytes = int64(clients*keys), float64(sum)/keys
-}
-
-// arguments counts those of a steady statement, which the slow log has with the first 31 words.
-func (r *rig) arguments() {
-	l := r.limiter(plenty, exactly())
-	r.ask(l, key(0), true)
-	r.ask(l, key(0), true)
-	was, err := r.admin.ConfigGet(r.ctx, "slowlog-log-slower-than").Result()
-	must(err)
-	must(r.admin.ConfigSet(r.ctx, "slowlog-log-slower-than", "0").Err())
-	r.ask(l, key(0), true)
-	must(r.admin.ConfigSet(r.ctx, "slowlog-log-slower-than", was["slowlog-log-slower-than"]).Err())
-	log, err := r.admin.SlowLogGet(r.ctx, 100).Result()
-	must(err)
-	for _, entry := range log { // the newest first
-		if words := entry.Args; strings.EqualFold(words[0], "evalsha") {
-			keys, err := strconv.Atoi(words[2])
-			must(err)
-			var more int
-			if n, _ := fmt.Sscanf(words[len(words)-1], "... (%d more arguments)", &more); n == 1 {
-				more-- // this word is none
-			}
-			r.Requests, r.Args = 1, len(words)+more-3-keys
-			return
-		}
-	}
-	panic("no EVALSHA in the slow log")
 }
 
 // load has callers make requests, each one after the other, for the slice.
