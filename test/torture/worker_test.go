@@ -143,12 +143,12 @@ type skewed struct {
 
 func (s skewed) Sync(ctx context.Context, q backend.Statement) (backend.Reply, error) {
 	reply, err := s.Store.Sync(ctx, q)
-	by := s.by
-	if len(reply.Grants) > 0 {
-		by = min(by, 50)
-		reply.Grants[0].Tokens += by
-	}
 	if reply.Grant > 1 {
+		by := s.by
+		if len(reply.Grants) > 0 { // of the rolling limit, which is smaller
+			by = min(by, 50)
+			reply.Grants[0].Tokens += by
+		}
 		reply.Grant += by
 	}
 	return reply, err
