@@ -30,10 +30,14 @@ func TestTroubleshooting(t *testing.T) {
 
 	set("acl", "setuser", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
 	set("acl", "setuser", "weak", "on", ">pw", "~*", "+@all", "-evalsha")
+	set("acl", "setuser", "poor", "on", ">pw", "~*", "+@all", "-hmget")
+	set("acl", "setuser", "astray", "on", ">pw", "~rl:*", "+@all")
 	set("acl", "setuser", "full", "on", ">pw", "~*", "+@all", "&*")
 	texts := []string{
 		ask("redis://full:wrong"+at, false),
 		ask("redis://weak:pw"+at, false),
+		ask("redis://poor:pw"+at, false),
+		ask("redis://astray:pw"+at, false),
 		ask("redis://mute:pw"+at, true),
 		reservoir.ErrExceedsLimit.Error(),
 	}
