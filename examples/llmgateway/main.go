@@ -87,7 +87,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 40*time.Second)
 	defer cancel()
-	return errors.Join(err, server.Shutdown(last), b.close(last), upstream.Close(last)) // streams end first
+	err = errors.Join(err, server.Shutdown(last))                              // streams end first
+	if lost := errors.Join(b.close(last), upstream.Close(last)); lost != nil { // in an outage, for example: no reason to fail
+		fmt.Fprintln(out, "tokens stay charged until their windows end:", lost)
+	}
+	return err
 }
 
 // prices has the models that may be called, and accounts the owners of API keys. The
