@@ -219,7 +219,7 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Result, error) {
 
 // WaitN blocks until n tokens of key are charged, even if that takes several resets or a
 // long outage. Callers of one key are served in the order in which they come; while they wait, all processes
-// together ask the store some 20 times a window. Callers of a key past [WithMaxKeys] ask up to as often each, in no order. If the
+// together ask the store some five times a window, or 20 without messages. Callers of a key past [WithMaxKeys] ask up to 20 times each, in no order. If the
 // deadline of ctx cannot be met, WaitN returns [ErrDeadline] at once. If ctx ends first, it
 // returns the error of ctx, and nothing is charged. Other errors are [ErrMaxWaiting] and those of
 // [Limiter.AllowN], but a [*StoreError] only if the store rejects the call, which an
