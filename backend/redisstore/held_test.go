@@ -13,7 +13,6 @@ import (
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // held is three processes, the first of which holds a limit, and what happens to the server then.
@@ -31,9 +30,6 @@ func TestHeld(t *testing.T) {
 	t.Parallel()
 	for name, scene := range map[string]func(t *testing.T) held{
 		"one server": func(t *testing.T) held { return heldOn(t, redistest.Start(t), func(*redistest.Server) {}) },
-		"scripts flushed": func(t *testing.T) held {
-			return heldOn(t, redistest.Start(t), func(s *redistest.Server) { s.Do("script", "flush") })
-		},
 		"connections cut": func(t *testing.T) held {
 			return heldOn(t, redistest.Start(t), func(s *redistest.Server) {
 				s.Do("client", "kill", "type", "normal")
@@ -54,16 +50,6 @@ func TestHeld(t *testing.T) {
 			proxy = redistest.NewProxy(t, s.Addr())
 			h.stores[2] = redisstore.New(s.Client(unhurried, func(o *redis.Options) { o.Addr = proxy.Addr() }))
 			h.begin = func() { proxy.Hold(true) }
-			return h
-		},
-		"sharding": func(t *testing.T) held {
-			a, b := redistest.Start(t), redistest.Start(t)
-			h := heldOn(t, a, func(*redistest.Server) {})
-			for i := range h.stores {
-				both, err := sharding.New(map[string]backend.Store{"a": h.stores[i], "b": redisstore.New(b.Client(unhurried))})
-				require.NoError(t, err)
-				h.stores[i] = both
-			}
 			return h
 		},
 		"the slot moves": func(t *testing.T) held {

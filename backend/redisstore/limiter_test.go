@@ -77,54 +77,6 @@ func TestFlatOut(t *testing.T) {
 	}
 }
 
-// TestOthersHearOfResetAndRefresh: another process admits after a Reset and refuses after a ban, hours
-// before it would ask Redis.
-func TestOthersHearOfResetAndRefresh(t *testing.T) {
-	server := redistest.Start(t)
-	var banned atomic.Bool
-	limits := reservoir.WithLimits(func(string) reservoir.Limit {
-		if banned.Load() {
-			return reservoir.Block()
-		}
-		return reservoir.PerDay(1000, nil)
-	})
-	line := rules(t, "limiter")
-	server.SetUser(line)
-	open := func() *reservoir.Limiter {
-		l, err := reservoir.New(limiterOf(t, server, newUser(line)), reservoir.Block(), limits, patient, reservoir.WithFixedBatch(100))
-		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, l.Close(context.Background())) })
-		_, err = l.Allow(t.Context(), "k")
-		require.NoError(t, err)
-		require.Eventually(t, func() bool { return l.Stats().Unsubscribed == 0 }, 30*time.Second, time.Millisecond)
-		return l
-	}
-	first, second := open(), open()
-	allowed := func() bool {
-		r, err := second.Allow(t.Context(), "k")
-		require.NoError(t, err)
-		return r.Allowed
-	}
-	drain(t, first, 1, 1)
-	drain(t, second, 1, 1)
-	calls := scripts(server)
-	for range 1000 {
-		require.False(t, allowed())
-	}
-	require.InDelta(t, calls, scripts(server), 3, "refusals are from memory")
-	require.NoError(t, first.Reset(t.Context(), "k"))
-	require.Eventually(t, allowed, 30*time.Second, time.Millisecond)
-
-	require.Positive(t, second.Stats().Held)
-	banned.Store(true)
-	require.NoError(t, first.Refresh(t.Context(), "k"))
-	require.Eventually(t, func() bool { return second.Stats().Held == 0 }, 30*time.Second, time.Millisecond, "without a request")
-	require.False(t, allowed())
-	banned.Store(false)
-	require.NoError(t, first.Refresh(t.Context(), "k"))
-	require.Eventually(t, allowed, 30*time.Second, time.Millisecond)
-}
-
 // TestInspectOfAHungServer: it is bounded by the client's timeouts, and changes nothing, so
 // its outcome is known.
 func TestInspectOfAHungServer(t *testing.T) {

@@ -197,23 +197,3 @@ func TestGoneNode(t *testing.T) {
 	x.take(t.Context(), []string{key}, x.allowed)
 	x.wg.Wait()
 }
-
-// TestSlotIsOnBothSides: while a slot moves with one key of a limit here and one
-// there, Redis serves neither node's clients. That concerns the key alone.
-func TestSlotIsOnBothSides(t *testing.T) {
-	t.Parallel()
-	x := newNodes(t)
-	from, to := x.cluster.Nodes[0], x.cluster.Nodes[1]
-	key := x.keys(from, "k", 1)[0]
-	count := "{" + key + "}:60s"
-	x.allowed(charge(t.Context(), x, key, limit10, 1))
-	x.cluster.OpenSlot(from, to, x.cluster.SlotOf(key))
-	from.MigrateKeys(to, count) // its end has not gone
-	_, err := charge(t.Context(), x, key, limit10, 1)
-	requireRow(t, backend.Unavailable, true, err)
-	require.Zero(t, to.Calls("evalsha"))
-	x.cluster.Reshard(from, to, []int{x.cluster.SlotOf(key)})
-	x.allowed(charge(t.Context(), x, key, limit10, 1))
-	require.EqualValues(t, 1, to.Calls("evalsha"))
-	require.Equal(t, "2", to.Client().Get(t.Context(), count).Val())
-}

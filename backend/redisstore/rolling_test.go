@@ -125,42 +125,6 @@ func TestRollingClock(t *testing.T) {
 	require.Less(t, redisstore.Ahead(s), time.Minute, "the server's clock is ours")
 }
 
-// TestRollingBytes: what a busy key takes, with all of its buckets in use.
-func TestRollingBytes(t *testing.T) {
-	client := redistest.Start(t).Client()
-	s := redisstore.New(client)
-	limit, sum := backend.Limit{Tokens: 60_000, Window: time.Minute}.Rolling(), int64(0)
-	bytes := func(clients int, into time.Duration) int64 { // a bucket
-		key := fmt.Sprintf("user:%06d:%v", clients, into)
-		all := make([]*holder, clients)
-		for i := range all {
-			all[i] = newHolder(s, fmt.Sprintf("ABCDEFGHIJ%02d.0", i), key, limit)
-			all[i].next.Exact, all[i].next.Pace, all[i].next.Life = false, int64(50_000/clients), int64(i+1)
-		}
-		start := time.Now().Truncate(3 * time.Second).Add(into)
-		for step := range 60 { // three windows, a bucket each
-			for i, h := range all {
-				h.next.Want, h.next.Need, h.next.Seq = limit.Tokens, 1, h.next.Seq+1
-				got, err := s.Sync(storeclock.With(t.Context(), start.Add(time.Duration(step*300+i)*10*time.Millisecond)), h.next)
-				require.NoError(t, err)
-				h.next.Known, h.next.Changes = h.next.Seq, nil
-				for _, g := range got.Grants {
-					h.next.Changes = append(h.next.Changes, backend.Change{Bucket: g.Bucket, Tokens: -g.Tokens / 9})
-				}
-			}
-		}
-		return client.MemoryUsage(t.Context(), "{"+key+"}:60s:roll", 0).Val()
-	}
-	for into := time.Duration(0); into < 3*time.Second; into += 500 * time.Millisecond {
-		one, many := bytes(1, into), bytes(41, into)
-		t.Logf("%d bytes with one client, %d with 41", one, many)
-		require.LessOrEqual(t, one, int64(400))
-		require.LessOrEqual(t, many, one+40*60) // and 50 in the mean: the server rounds up by a quarter
-		sum += many - one
-	}
-	require.LessOrEqual(t, sum, int64(6*40*50))
-}
-
 // TestRollingHalfAccess: what the script lacks a right to never admits more.
 func TestRollingHalfAccess(t *testing.T) {
 	server := redistest.Start(t)
