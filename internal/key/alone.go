@@ -22,6 +22,7 @@ func (e *Env) Outside(name string, limit backend.Limit, q Ask) (*Key, Verdict) {
 	e.init(at, e.Shard(placement.Named(e.Name, name)), limit)
 	k := &at.State
 	k.shard.keys.Add(-1)
+	// It is born retired: it has an environment, a limit and a shard, which an answer needs, and its account stays empty.
 	if k.phase = retired; q.under(&limit).N <= limit.Tokens && k.shard.Open.Load() {
 		return k, k.withoutStore(q.under(&limit), k.shard.OpenError())
 	}
@@ -85,6 +86,7 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		}
 	}
 	switch {
+	// Who has left does not use up the policy's share.
 	case err != nil && ended:
 		return Verdict{Err: err}
 	case err != nil:
@@ -93,6 +95,7 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 	v.Answer = Answer{
 		Allowed: allowed, Source: Direct, Limit: limit.Tokens, Window: limit.Window, Remaining: r.Remaining, Of: r.Window, Reset: r.Window.Time(),
 	}
+	// The store grants all or nothing, so who takes some asks a second time for what was left.
 	if !allowed && a.q.Some && r.Held == 0 && r.Remaining > 0 {
 		v.Next = Call
 		return v

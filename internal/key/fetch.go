@@ -82,12 +82,14 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	}
 
 	// The account. After what goes back, which it states.
+	// The limit is the present one, whatever it was when the stock was granted: the store compares it with what is charged.
 	l := *k.Limit.Load()
 	q = backend.Statement{Key: placement.Named(k.env.Name, k.node.Key), Client: k.env.Client, Limit: l.Plain(), Runs: alive}
 	q.Leaving = k.phase >= leaving
 	if l.Calendar.Period != 0 {
 		q.Begin, q.End = Period(l, k.shard.Clock())
 	}
+	// Whoever was called has had time to answer, or not: the store does not wait for one that has let it pass.
 	if u.denial.Ask != 0 {
 		q.Waited, q.GaveUp = u.denial.Waited(now)
 	}
@@ -107,6 +109,7 @@ func (k *machine) order(why next.Cause, now int64, alive bool, probe, surplus in
 	case u.demand != nil:
 		q.Pace = u.demand.PerWindow(l)
 	}
+	// What the store may call back. Without messages it could not, so it must not count on it.
 	free := max(held-u.line.Tokens, 0)
 	if q.Deaf = !k.env.Caller.Hears(q.Key); !q.Deaf {
 		q.Idle = free
@@ -270,6 +273,7 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 func (f *Fetch) failed(now int64, err error) {
 	k, last := f.k, f.last
 	u := k.inUse()
+	// A lost reply is no outage, so nobody is turned away because of one. Two in a row are.
 	again := u.pause == 0 && lost(err)
 	k.replyLost = true // even if the call was turned away: an earlier attempt may have arrived
 	if now-f.Ordered >= int64(f.Timeout) {
@@ -323,6 +327,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 
 	// The account: what the store has charged, and the grant.
 	m, entered := k.Apply(q, r, c.Sent, now)
+	// Taken has the debt that this statement has settled, too; it is no demand of this moment.
 	debt := m.Taken - r.Grant
 	if k.env.Counts.Move(m); debt != 0 {
 		k.env.Counts.Extra.Add(k.node.Hash, debt)
@@ -341,6 +346,7 @@ func (f *Fetch) apply(c Trip, r *backend.Reply, now int64) (waits bool) {
 			u.surplus.Known, u.surplus.Since = 0, 0 // what was known is of the window before
 		}
 	}
+	// Clients of the last window come back, mostly: a count of the new one alone would make each the only one, and batches too large.
 	if k.reported = uint16(min(r.Clients, math.MaxUint16)); rolls {
 		k.clients = k.reported
 	}
@@ -397,6 +403,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// What the store believes idle here. A look compares it with what is idle, and a key that forgot to say so would be called in vain, or never.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
 	held, alive := k.Reserved+w.Stock.Load(), now < w.Deadline.Load()
+	// The store counts as idle what it was told, and what it granted beyond need.
 	t, reorder := k.sizes(now, alive), int64(-1)
 	known := q.Idle + max(r.Grant-q.Need, 0)
 	switch {
@@ -409,6 +416,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 		k.inUse().surplus.Known = known
 	}
 
+	// While it is held the store grants nothing, so it also says that nothing remains.
 	if r.Held > 0 { // the rest says nothing of what was used
 		u.trip = now - c.Sent
 		w.Reorder.Store(tokens.None)

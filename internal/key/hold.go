@@ -38,6 +38,7 @@ func (k *Key) Hold(ctx context.Context, d time.Duration) (forgotten bool, err er
 		k.phase = active
 		k.findShard()
 		u.hold.since, u.hold.unsaid, u.hold.holders = now, max(u.hold.unsaid, until), append(u.hold.holders, told)
+		// A hold is never shortened, whoever has begun it.
 		if u.denial.State == denial.Held {
 			until = max(until, u.denial.Until)
 		}
@@ -61,6 +62,7 @@ func (k *machine) hold(now, until int64) {
 	if u.denial.State != denial.Held {
 		k.env.Counts.Holds.Add(1)
 	}
+	// Who reads the lease without the lock must find nothing to get before the hold's end.
 	u.denial.Hold(now, until, k.Limit.Load().Window)
 	if w := k.Lease.Load(); w != nil {
 		w.Remaining.Store(0)

@@ -161,6 +161,7 @@ func (k *Key) event(change func(now int64) effect) (sent bool) {
 // step is all that happens to a key at one event: expire, change, serve, decide, act. It does no I/O. It returns the fetch that is to be
 // sent.
 func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
+	// A step can rely on use. Whether the key keeps it is decided at the end, by what is in it.
 	if k.use == nil {
 		k.use = uses.Get().(*use)
 	}
@@ -204,6 +205,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		return nil
 	}
 
+	// Those who are parked make no requests, so nobody would look for them whether a hold or a denial still is true.
 	looks := u.denial.State == denial.Held || u.denial.State == denial.Denied && k.Limit.Load().Rolls
 	if looks && u.line.Parked > 0 && u.fetch == nil && u.denial.Probe(now, k.Limit.Load().Window) { // has anything come back?
 		did.probe = u.line.Rests.N
@@ -252,6 +254,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if w != nil {
 		debt, back = k.Owed(now)
 	}
+	// Debt can wait for a statement that is made anyway, but not so long that a lost one could not be said again.
 	facts := k.facts(now, alive, did)
 	if facts.Surplus, facts.Look = idle, look; debt > 0 {
 		if facts.Charge = 1; u.owes != 0 { // early enough for a second try
@@ -260,6 +263,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	}
 	facts.Unconfirmed = k.phase == leaving || back > 0 && !k.Limit.Load().Rolls // what is unspent of a bucket goes along with the next statement
 	why, class, at := next.Step(facts)
+	// A call that nobody waits for needs a slot. Without one the key stands in line, and something more urgent may still be due.
 	for why != next.None && class != next.AtOnce && !k.shard.takeSlot(&k.node.State, &did.slot, class, facts.Open) {
 		facts.InLine = k.inLine // now only what is more urgent
 		why, class, at = next.Step(facts)
@@ -274,6 +278,7 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 	if f != nil || !published { // what the order has left; or what is at hand, unless a fetch may bring what callers wait for
 		k.publish()
 	}
+	// A timer that fires too early only looks again. So one that is set for an earlier time stays, and most events leave it alone.
 	if at != next.Never && !(now < u.due && u.due <= at) {
 		k.inUse()
 		if u.due = at; u.timer == nil {
@@ -311,6 +316,7 @@ func (k *machine) inUse() *use {
 	if u.demand != nil {
 		return u
 	}
+	// The first fetch left no record but its time and what it was granted, and the lease has its reading: that is the first observation.
 	limit := *k.Limit.Load()
 	u.demand = demand.New(k.Account.Balance, k.first)
 	u.spread = spread(limit.Window)
@@ -354,6 +360,7 @@ func (k *machine) publish() {
 		k.Withhold(until)
 		return
 	}
+	// The tokens at hand are those of callers in line; a fetch or others bring more.
 	if u.line.Active > 0 && (u.fetch != nil || u.denial.State == denial.Recalled) {
 		return
 	}
@@ -459,8 +466,10 @@ func (k *machine) look(now int64, alive bool) (n, at int64) {
 	switch {
 	case k.phase >= leaving: // all, also what a hold withholds; nobody is in line
 		return k.Held() + back, 0
+	// It holds no stock: what a fetch brought for callers who have left goes back at once.
 	case k.env.Direct:
 		return stock + back, 0
+	// The window ends before a statement could say it.
 	case now >= k.Until():
 		return 0, 0
 	case u.surplus.Recalled.End != 0 || k.env.Caller.Hears(placement.Named(k.env.Name, k.node.Key)):
@@ -504,6 +513,8 @@ func (k *machine) serve(now int64, alive, fresh bool) {
 	var hand int64
 	var to waiters.Windows // not needed before the rest is known
 	held := u.denial.State == denial.Held
+	// rest is what the store may have beyond what is at hand. Nothing is known of it, so it may be any number, until a reply has told
+	// or a denial says so.
 	if held {
 		rest, to = 0, waiters.Windows{Next: max(u.denial.Until, now+1), Length: int64(l.Window), Tokens: l.Tokens}
 	} else if alive {
@@ -514,6 +525,7 @@ func (k *machine) serve(now int64, alive, fresh bool) {
 		}
 	}
 	u.line.Serve(hand, rest, to, func(c *waiter, v waiters.Verdict) {
+		// Whoever comes next for as much gets the same answer from memory.
 		if v != waiters.Grant && u.denial.State < denial.Denied { // the store has too little
 			k.deny(now, 1)
 		}
@@ -579,6 +591,7 @@ func (k *machine) deny(now int64, times time.Duration) {
 		return
 	}
 	ends, mean := w.Latest, times*window/denial.Times
+	// A rolling limit has no reset. The denial ends by the time of a call before more tokens count no more, so that a call finds them.
 	if at := k.Frees(); at != 0 {
 		ends, mean = max(at, now+1)-u.trip-tokens.Rounding, times*window/rareTimes
 	} else if u.demand.Exhausted == 0 {

@@ -57,6 +57,7 @@ func (k *Key) Hear(m backend.Message) {
 			}
 			return changed
 		case m.Kind == backend.Again:
+			// The message may be false, so callers are not served: the next one asks the store.
 			u.denial.Open()
 			u.quiet = 0
 			return changed
@@ -87,6 +88,7 @@ func (k *Key) Heard() {
 // window, so that a false message does no harm. A hold stays: it may be younger.
 func (k *machine) void(now int64) effect {
 	u := k.inUse()
+	// The account keeps the tokens, so a reply that knows of no Reset makes them good again.
 	if w := k.Lease.Load(); w != nil {
 		w.Doubt(now)
 	}
@@ -122,6 +124,7 @@ func (k *machine) leave(now int64) {
 // share the key and space their probes by the number of clients, or because of a hold of which the store has not heard.
 func (k *machine) needsLast(now int64) bool {
 	w, closed := k.Lease.Load(), k.env.Closed.Load()
+	// Nobody else knows of the hold, and it must outlast the key's memory.
 	if k.use.hold.unsaid != 0 {
 		return true
 	}
@@ -132,6 +135,7 @@ func (k *machine) needsLast(now int64) bool {
 		recently := failed != 0 && now-failed < int64(2*k.Limit.Load().Window+connectTime)
 		return k.replyLost && (closed || recently)
 	}
+	// Others probe the more rarely the more clients the store counts, so it must hear that there is one less.
 	return !k.Empty() || k.replyLost || k.clients > 1 || closed && k.Account.Mine > 0
 }
 
@@ -156,6 +160,7 @@ func (k *Key) Retire(ifLeft bool) {
 			if k.use.timer != nil {
 				k.use.timer.Stop()
 			}
+			// Counts of a key in memory are added to the limiter's by whoever reads all; from now on they must be among these.
 			e.Counts.Move(k.Drop())
 			e.Counts.Spent.Add(k.Account.Balance)
 			e.Counts.Denied.Add(k.Refusals.Load())
@@ -193,6 +198,7 @@ func (k *Key) Visit() {
 			return unchanged
 		}
 		// Not retired at once: the store must hear first what goes back, or it would stay charged until the window ends.
+		// The last statement is due now. Its reply retires the key, unless a caller comes first.
 		k.leave(now)
 		leaves = true
 		return changed
@@ -209,6 +215,7 @@ func (k *Key) LastFetch(first bool) (f *Fetch) {
 		if k.phase == retired || k.use.fetch != nil { // in flight only if the time for Close ended before it
 			return unchanged
 		}
+		// A request may have come between two statements of Close, and a handle may still spend.
 		if first || k.phase < leaving {
 			k.leave(now)
 		}

@@ -52,10 +52,13 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 		case k.phase == retired || k.parted:
 			v.Next = StartOver
 			return unchanged
+		// Limits by key may change at any time. To ask before each request would cost a call of the user's function, so a key asks only
+		// where another limit could turn a refusal into an answer.
 		case !present && (q.N > l.Tokens || u.denial.AskLimit(now, l.Window)): // another limit may matter
 			v.Next = askLimit
 			return changed
 		}
+		// n is what the request gets here, least what it would be content with.
 		q := q.under(l)
 		n, least, stay := q.N, q.N, q.Stays
 		if q.Some {
@@ -71,6 +74,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 		if k.env.Parts != nil {
 			k.findShard()
 		}
+		// A circuit that is open does not refuse by itself: what is in stock may still be spent, and a denial still holds.
 		away := k.shard.Open.Load()
 		refuse := func() effect { // from memory. A probe looks whether that is still true; nobody waits for it
 			did := effect{}
@@ -101,6 +105,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 				return effect{changed: lease.ClaimReorder(left)}
 			}
 		}
+		// Nobody waits for what the store surely does not have. One who stays does, and so does one for whom the rest and the stock may do.
 		if alive && !stay && u.denial.State == denial.Denied && least > lease.Remaining.Load()+k.Held() {
 			return refuse()
 		}
@@ -113,6 +118,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 				return unchanged
 			}
 		}
+		// Only those who stay may wait for long. A fetch answers the others.
 		if most := k.env.MaxWaiting; stay && most > 0 && u.line.Len-u.line.Passing >= most {
 			v.Err = ErrMaxWaiting
 			return unchanged
@@ -120,6 +126,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 		k.env.Counts.Waited.Add(1)
 		v.Next, w = wait, waiters.New[Verdict](q.N, stay)
 		w.Some = q.Some
+		// Only who stays needs its deadline in the line, which tells at once that no window comes in time. The others leave by their context.
 		if d, ok := ctx.Deadline(); ok && stay {
 			w.Deadline = now + min(int64(time.Until(d)), math.MaxInt64-now)
 		}
@@ -138,6 +145,7 @@ func (k *Key) cancel(w *waiter) {
 			k.use.line.Remove(w)
 			return changed
 		}
+		// It was served before its context ended, or at the same time. Nobody reads that outcome, so its tokens must not be lost.
 		c, n := chargeOf(w.Outcome.Answer), w.N
 		if c.Tokens > 0 && !c.Fallback {
 			k.env.Counts.Extra.Add(k.node.Hash, 1)
@@ -153,6 +161,7 @@ func (k *Key) Expect(n int64) {
 		k.findShard()
 		l, w, u := k.Limit.Load(), k.Lease.Load(), k.use
 		switch {
+		// A fetch in flight ends soon, and the request itself finds what it has brought.
 		case k.phase == retired || k.parted || u.fetch != nil || n > l.Tokens || k.shard.Open.Load() || u.denial.State == denial.Held:
 			return unchanged
 		case w.Alive(now) && (w.Stock.Load() >= n || u.denial.State == denial.Denied):
@@ -180,6 +189,7 @@ func (k *Key) OrderIfLow(w *tokens.Lease, rest int64) {
 		if k.use.demand == nil {
 			k.observe(now)
 		}
+		// The point was set when the fetch ended, for the rate of that time. If the key is slower now, the order can wait.
 		t := k.sizes(now, w.Alive(now))
 		if point := k.use.demand.ReorderPoint(&t); rest > point {
 			k.setReorder(&t, point)
@@ -216,6 +226,7 @@ func (k *Key) Refund(c Charge, n int64) {
 }
 
 func (k *machine) refund(c Charge, n, now int64) effect {
+	// What a policy has admitted was never charged: only the share has it back.
 	u, counts := k.use, &k.env.Counts
 	if c.Fallback {
 		u.share.takeBack(c, n)
@@ -237,6 +248,7 @@ func (k *machine) refund(c Charge, n, now int64) effect {
 	if u.line.Active == 0 {
 		k.publish()
 	}
+	// Mostly nothing has to be decided, and a program may settle each of its requests.
 	return effect{changed: r.Back > 0 || u.line.Len > 0 || u.fetch != nil || u.denial.State == denial.Denied || k.idle() > u.surplus.Known}
 }
 
@@ -250,6 +262,7 @@ func (k *Key) Overrun(n int64) (forgotten bool) {
 		if forgotten = k.phase == retired; forgotten {
 			return unchanged
 		}
+		// The account takes nothing for a window that is over by the time of the statement.
 		if now >= k.Until() { // no statement would be in time
 			k.env.Counts.Overdrawn.Add(n)
 			return unchanged
@@ -287,6 +300,7 @@ func (k *machine) policy(q Ask, now int64, err error) (v Verdict, decided bool) 
 	}
 	s, counts, l := k.shareAt(now), &k.env.Counts, k.Limit.Load()
 	rest, n := s.left(k.env.Fallback, l.Tokens), q.N
+	// Who takes some gets what the share has.
 	if q.Some && rest > 0 {
 		n = min(n, rest)
 	}
@@ -321,6 +335,7 @@ func (k *machine) shareAt(now int64) *share {
 	if policy.Mode == FailClosed || policy.Mode == FailLocal && k.phase == retired {
 		return nil
 	}
+	// The share counts in a window of its own, because while the store is away nobody knows which one is open there.
 	if u.share == nil {
 		u.share = new(share)
 	}
@@ -347,6 +362,8 @@ func (k *machine) fallBack(last uint64, now int64, err error) {
 	if u.denial.State == denial.Held { // nobody is admitted
 		return
 	}
+	// Each failed call comes here, and a million callers may wait through an outage. So those are skipped whom the policy had no tokens for
+	// when it was asked last, unless it has more now.
 	rest := func() int64 { return k.shareAt(now).left(k.env.Fallback, k.Limit.Load().Tokens) }
 	var from uint64
 	if failure, ok := errors.AsType[*backend.Error](err); ok && failure.Class != backend.Rejected && u.policed > 0 && rest() <= u.shared {
@@ -414,6 +431,7 @@ func (k *Key) Relimit(limit backend.Limit, asked uint64, f *Fetch) {
 	k.event(func(now int64) (did effect) {
 		u, was := k.use, k.Limit.Load()
 		switch {
+		// An answer to an old question. But a block counts from the moment when the function has returned it.
 		case asked <= u.asked && PlanOf(limit) != Blocked:
 		case PlanOf(limit) != Counted || !SameCounter(&limit, was):
 			if k.parted || k.phase == retired {

@@ -73,6 +73,7 @@ func (s slot) release() {
 // later one finds that it needs no call. It is called under the key's lock.
 func (s *Shard) takeSlot(k *Key, has *slot, class next.Class, open bool) bool {
 	first := class == next.Callers
+	// The key has come to its turn, with the slot that goOn took for it.
 	if !open && has.shard != nil {
 		return true
 	}
@@ -158,6 +159,7 @@ func (s *Shard) Ended(stored string, cause next.Cause, t Trip, err error, neutra
 			s.failedFor(stored)
 		}
 	}
+	// No key has ordered the try of a shard that is away, so it says nothing of how long a batch takes.
 	if outcome == breaker.Answered && t.Ordered != 0 {
 		s.ObserveLead(time.Duration(t.End - t.Ordered))
 	}
