@@ -35,10 +35,10 @@ type Key struct {
 // machine is the state of a key, and all that changes it. It has no lock and starts no goroutine: each event is a step, with
 // the time at which it happens. A limiter may have a million keys, most of them seen once, so what only some keys need is in use.
 type machine struct {
-	// The hot path reads these, without the lock.
-	tokens.Tokens                               // Lease; the lock guards the rest
+	// The hot path reads these, without the lock. The first three, up to the Lease, share the cache line of the node's name.
 	Limit         atomic.Pointer[backend.Limit] // written under the lock, when its tokens change
 	Refusals      atomic.Int64                  // requests refused; whoever refuses one from memory counts it
+	tokens.Tokens                               // Lease; the lock guards the rest
 	largest       atomic.Uint32                 // the largest request since the last observation of demand
 	env           *Env                          // never changes
 	node          *node                         // never changes; has the name, and the Key

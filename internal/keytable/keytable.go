@@ -13,13 +13,14 @@ import (
 	"sync/atomic"
 )
 
-// Node is one key and its state. The address of State is stable.
+// Node is one key and its state. The address of State is stable. What a look-up reads, and the first words
+// of State, share a cache line if the size of a Node is a multiple of one.
 type Node[S any] struct {
-	State S
 	Key   string
 	Hash  uint32 // of Key, by the table's seed
 	Tag   uint32 // the owner's, 0 at first
 	next  atomic.Pointer[Node[S]]
+	State S
 }
 
 // Table holds at most max nodes. Call Init first. It is safe for concurrent use.

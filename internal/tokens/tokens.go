@@ -303,22 +303,21 @@ func (t *Tokens) Overrun(n, now int64) (debt int64) {
 // from it without a lock: they may load each atomic field, and Spend and ClaimReorder write two of them. All
 // else is the owner's, under its lock. Times are nanoseconds of the owner's clock. A nil Lease is over.
 type Lease struct {
-	Window backend.Window // never changes
-
 	// Three estimates of the window's end differ because the store read its clock at an unknown instant
 	// between sending and reply. Stock is spent only before Deadline, the earliest. Results report Reset.
 	// After Latest the window is surely over, and a request opens the next one. A rolling limit has no reset:
-	// there Reset is when its next tokens count no more.
-	Deadline atomic.Int64 // negative while the lease is in doubt
-	Reset    atomic.Int64
+	// there Reset is when its next tokens count no more. What an admission reads comes first, because it then
+	// often shares a cache line.
+	Deadline  atomic.Int64   // negative while the lease is in doubt
+	Stock     atomic.Int64   // tokens to spend
+	Reorder   atomic.Int64   // order a batch when the stock falls to this; or None, or Due
+	Remaining atomic.Int64   // tokens left in the store at the last reading
+	Window    backend.Window // never changes
+	Bucket    int64          // of a rolling limit, else 0; never changes
 
-	Stock     atomic.Int64 // tokens to spend
-	Reorder   atomic.Int64 // order a batch when the stock falls to this; or None, or Due
-	Remaining atomic.Int64 // tokens left in the store at the last reading
-	denied    atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
-
-	Latest int64 // for the owner only
-	Bucket int64 // of a rolling limit, else 0; never changes
+	Reset  atomic.Int64
+	denied atomic.Int64 // until when more than stock and remaining is denied; not positive = ask the store
+	Latest int64        // for the owner only
 }
 
 // These are re-order points to which no stock falls, because further fields would not fit into the cache
