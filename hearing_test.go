@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,24 +21,16 @@ import (
 	"github.com/go-reservoir/reservoir/sharding"
 )
 
-// fleetOn is fleet, with a port of the network for each process.
-func fleetOn(t *testing.T, processes int, net *testnet.Network, l reservoir.Limit, opts ...reservoir.Option) []*reservoir.Limiter {
-	t.Helper()
-	all := make([]*reservoir.Limiter, processes)
-	for i := range all {
-		all[i] = open(t, net.Port(i, 0), l, opts...)
-	}
-	return all
-}
-
-// TestResetIsHeard: every process admits from the fresh window within a round trip after Reset,
-// whether it refused, held stock, or has a Wait in line; nothing of the old window is spent from then on.
+// TestResetIsHeard: every process admits from the fresh window within a round trip after Reset, whether it refused, held stock, or
+// has a Wait in line; nothing of the old window is spent from then on, and never more than the limit of the new one. Refusals are free then.
+// A process to which no message comes refuses on, and learns of a Reset by a probe.
 func TestResetIsHeard(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		for _, limit := range []reservoir.Limit{reservoir.PerDay(600, nil), reservoir.PerHour(600)} {
-			net := testnet.Far(time.Millisecond)
+	for _, limit := range []reservoir.Limit{reservoir.PerDay(600, nil), reservoir.PerHour(600), reservoir.PerHour(600).Rolling()} {
+		inBubbles(t, limit.Window.String()+"/"+strconv.FormatBool(limit.Rolls), everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net := testnet.Far(rtt / 2)
 			all := fleetOn(t, 4, net, limit, opt)
-			old := reservoir.WindowOf(allow(t, all[3], "k", 1)) // and stock
+			require.NoError(t, all[0].Reset(bg, "k"), "nothing is open")
+			paid := allow(t, all[3], "k", 1) // and stock
 			exhaust(t, all[:3], "k")
 			require.False(t, allow(t, all[1], "k", 1).Allowed)
 			waited := make(chan reservoir.Result, 1)
@@ -60,140 +53,102 @@ func TestResetIsHeard(t *testing.T) {
 				r := allow(t, l, "k", 1)
 				require.True(t, r.Allowed)
 				window = reservoir.WindowOf(r)
-				require.NotEqual(t, old, window)
+				require.NotEqual(t, reservoir.WindowOf(paid), window)
 				fresh++
 			}
 			assert.LessOrEqual(t, time.Since(heard), 4*rtt, "a round trip each")
-			if r := <-waited; reservoir.WindowOf(r) == window {
+			if r := <-waited; reservoir.WindowOf(r).Gen == window.Gen {
 				fresh++
 			}
+			require.NoError(t, all[3].Refund(bg, paid), "it is void")
+			calls := 0
 			for range 1000 {
+				calls = net.Count("")
 				for _, l := range all {
 					if allow(t, l, "k", 1).Allowed {
 						fresh++
 					}
 				}
-				time.Sleep(time.Second)
 			}
+			assert.Equal(t, calls, net.Count(""), "refusals are free")
 			assert.LessOrEqual(t, fresh, limit.Tokens)
 			assert.Greater(t, fresh+stats(all...).Held, limit.Tokens*9/10)
-			for _, l := range all {
-				balance(t, l)
+
+			if limit.Rolls { // a probe may come only when tokens count no more
+				return
 			}
-		}
-	})
-}
-
-// TestUnheardReset: a process to which no message comes refuses on, and learns of the Reset by a probe.
-func TestUnheardReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		all := fleetOn(t, 2, net, reservoir.PerHour(600), opt)
-		exhaust(t, all, "k")
-		net.Deafen(errors.New("cut"))
-		require.NoError(t, all[0].Reset(bg, "k"))
-		synctest.Wait()
-		require.False(t, allow(t, all[1], "k", 1).Allowed)
-		begin := time.Now()
-		for !allow(t, all[1], "k", 1).Allowed {
-			time.Sleep(time.Second)
-		}
-		require.Less(t, time.Since(begin), time.Hour)
-		balance(t, all[1])
-	})
-}
-
-// TestResetWhileALimitIsSpecial, or the store is away: the process that hears it serves from the fresh
-// window once it may, and never more of it than the limit.
-func TestResetWhileNobodyMayBeServed(t *testing.T) {
-	local := reservoir.WithFailLocal(0.1)
-	inBubbles(t, "", map[string]func(net *testnet.Network, limit *plan, on bool){
-		"blocked": func(_ *testnet.Network, limit *plan, on bool) {
-			limit.set(map[bool]reservoir.Limit{true: {}, false: reservoir.PerHour(100)}[on])
-		},
-		"unlimited": func(_ *testnet.Network, limit *plan, on bool) {
-			limit.set(map[bool]reservoir.Limit{true: reservoir.Unlimited(), false: reservoir.PerHour(100)}[on])
-		},
-		"away": func(net *testnet.Network, _ *plan, on bool) {
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				if on && c.Who == 1 {
-					return testnet.Refuse
-				}
-				return testnet.Fine
-			})
-		},
-	}, func(t *testing.T, _ string, set func(*testnet.Network, *plan, bool)) {
-		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
-		first := open(t, net.Port(0, 0), reservoir.PerHour(100), reservoir.WithLimits(func(string) reservoir.Limit { return reservoir.PerHour(100) }))
-		l := open(t, net.Port(1, 0), reservoir.Block(), limit.option(), local)
-		old := allow(t, l, "k", 20).Reset
-		drain(t, first, "k", 1)
-		set(net, limit, true)
-		for range 50 {
-			_, _ = l.Allow(bg, "k")
-			time.Sleep(100 * time.Millisecond)
-		}
-		require.NoError(t, first.Reset(bg, "k"))
-		for range 50 {
-			_, _ = l.Allow(bg, "k")
-			time.Sleep(100 * time.Millisecond)
-		}
-		set(net, limit, false)
-		time.Sleep(5 * time.Second)
-		r := allow(t, l, "k", 1)
-		require.True(t, r.Allowed)
-		require.NotEqual(t, old, r.Reset)
-		assert.LessOrEqual(t, 1+drain(t, l, "k", 1)+drain(t, first, "k", 1), int64(100))
-	})
-}
-
-// TestRefresh: a ban, a lowered plan, a raised plan and the end of a limit are seen by all processes
-// within a round trip.
-func TestRefresh(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		net, limit := testnet.Far(time.Millisecond), planned(reservoir.PerHour(100))
-		all := fleetOn(t, 3, net, reservoir.Block(), opt, limit.option())
-		change := func(to reservoir.Limit) {
-			limit.set(to)
-			begin := time.Now()
-			require.NoError(t, all[0].Refresh(bg, "k"))
-			require.LessOrEqual(t, time.Since(begin), rtt)
+			net.Deafen(errors.New("cut"))
+			require.NoError(t, all[0].Reset(bg, "k"))
 			synctest.Wait()
-		}
-		exhaust(t, all, "k")
-		change(reservoir.PerHour(2000))
-		for _, l := range all {
-			require.True(t, allow(t, l, "k", 1).Allowed, "raised")
-		}
-		change(reservoir.Unlimited())
-		for _, l := range all {
-			for range 1000 {
-				require.True(t, allow(t, l, "k", 1).Allowed)
+			require.False(t, allow(t, all[1], "k", 1).Allowed)
+			for begin := time.Now(); !allow(t, all[1], "k", 1).Allowed; time.Sleep(time.Second) {
+				require.Less(t, time.Since(begin), limit.Window)
 			}
-		}
-		change(reservoir.PerHour(3000))
-		for _, l := range all {
-			require.EqualValues(t, 3000, allow(t, l, "k", 1).Limit)
-		}
-		change(reservoir.PerHour(50))
-		for _, l := range all {
-			for _, s := range l.Keys() {
-				require.EqualValues(t, 50, s.Limit.Tokens, "lowered")
+		})
+	}
+	l := open(t, testnet.Far(0), reservoir.PerHour(5))
+	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
+	require.NoError(t, l.Close(bg))
+	assert.ErrorIs(t, l.Reset(bg, "k"), reservoir.ErrClosed)
+}
+
+// TestRefresh: a ban, a lowered plan, a raised plan and the end of a limit are seen by all processes within a round trip, and what was
+// spent before counts.
+func TestRefresh(t *testing.T) {
+	for kind, of := range map[string]func(int64) reservoir.Limit{
+		"fixed": reservoir.PerHour, "rolling": func(n int64) reservoir.Limit { return reservoir.PerHour(n).Rolling() },
+	} {
+		inBubbles(t, kind, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+			net, limit := testnet.Far(rtt/2), planned(of(100))
+			all := fleetOn(t, 3, net, reservoir.PerMinute(1), opt, limit.option())
+			change := func(to reservoir.Limit) {
+				limit.set(to)
+				begin := time.Now()
+				require.NoError(t, all[0].Refresh(bg, "k"))
+				require.LessOrEqual(t, time.Since(begin), rtt)
+				time.Sleep(10 * rtt)
 			}
-		}
-		change(reservoir.Block())
-		time.Sleep(time.Second)
-		calls := net.Count("")
-		for _, l := range all {
-			require.False(t, allow(t, l, "k", 1).Allowed)
-			require.Zero(t, l.Stats().Held, "what it held is returned %+v", l.Stats())
-		}
-		assert.Equal(t, calls, net.Count(""))
-		change(reservoir.PerHour(4000))
-		for _, l := range all {
-			require.True(t, allow(t, l, "k", 1).Allowed)
-		}
-	})
+			admitted := func() (n int64) {
+				for _, l := range all {
+					n += drain(t, l, "k", 1)
+				}
+				return n
+			}
+			require.EqualValues(t, 100, admitted())
+			change(of(150))
+			require.EqualValues(t, 50, admitted(), "raised")
+			change(reservoir.Unlimited())
+			for _, l := range all {
+				for range 1000 {
+					require.True(t, allow(t, l, "k", 1).Allowed)
+				}
+			}
+			change(of(3000))
+			for _, l := range all {
+				r := allow(t, l, "k", 1)
+				require.True(t, r.Allowed && r.Limit == 3000)
+			}
+			change(of(50))
+			for _, l := range all {
+				for _, s := range l.Keys() {
+					require.EqualValues(t, 50, s.Limit.Tokens, "lowered")
+				}
+			}
+			change(reservoir.Block())
+			time.Sleep(time.Second)
+			calls := net.Count("")
+			for _, l := range all {
+				require.False(t, allow(t, l, "k", 1).Allowed)
+				require.Zero(t, l.Stats().Held, "what it held is returned %+v", l.Stats())
+			}
+			assert.Equal(t, calls, net.Count(""))
+			change(of(100))
+			require.Zero(t, admitted())
+			change(of(160))
+			require.EqualValues(t, 160-150-3, admitted())
+			require.EqualValues(t, 160, used(t, net, "k"))
+		})
+	}
 }
 
 // TestRefreshIsPaced: many Refreshes at once are few calls of WithLimits at once, one for a key, and no
@@ -425,27 +380,6 @@ func TestTokensOfTheDeafAreFound(t *testing.T) {
 			require.Equal(t, 300, admitted)
 		})
 	}
-}
-
-// A process whose tokens are used up says so when it is called. Otherwise all who want some would
-// ask until it is given up.
-func TestCalledInVain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 10, net, reservoir.PerHour(60), reservoir.WithFixedBatch(60))
-		for range 60 {
-			require.True(t, allow(t, all[0], "k", 1).Allowed)
-		}
-		require.EqualValues(t, 59, contents(t, net, "k").Idle, "as far as the store knows")
-		for range 80 { // ms
-			for _, l := range all[1:] {
-				go func() { assert.False(t, allow(t, l, "k", 1).Allowed) }()
-			}
-			time.Sleep(time.Millisecond)
-		}
-		require.EqualValues(t, 2, stats(all[0]).StoreCalls, "it has answered")
-		require.LessOrEqual(t, stats(all[1:]...).StoreCalls, int64(3*9))
-	})
 }
 
 // TestVoidedAgainAndAgain: a message that comes again and again causes one call, and holds up nobody.

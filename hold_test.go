@@ -3,8 +3,6 @@ package reservoir_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,40 +13,10 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/testnet"
-	"github.com/go-reservoir/reservoir/sharding"
 )
 
 // A hold stops all processes until it ends, and nobody for longer. The judge knows when requests were admitted, and when holds began and ended.
-
-// kinds are the kinds of limits, of 600 tokens.
-func kinds() map[string]reservoir.Limit {
-	return map[string]reservoir.Limit{
-		"fixed":    reservoir.PerHour(600),
-		"calendar": reservoir.PerDay(600, nil),
-		"rolling":  reservoir.PerHour(600).Rolling(),
-	}
-}
-
-// onKinds is a bubble for each kind of limit and some policies, with three processes that have stock.
-func onKinds(t *testing.T, f func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit)) {
-	for kind, limit := range kinds() {
-		for policy, opt := range smallBatches() {
-			inBubble(t, kind+"/"+policy, func(t *testing.T) {
-				net := testnet.Far(rtt / 2)
-				all := fleetOn(t, 3, net, limit, opt)
-				for range 60 {
-					for _, l := range all {
-						require.True(t, allow(t, l, "k", 1).Allowed)
-					}
-					time.Sleep(100 * time.Millisecond)
-				}
-				f(t, net, all, limit)
-			})
-		}
-	}
-}
 
 // requireHeld asserts that each process refuses, and says until when, as exactly as clocks differ in speed.
 func requireHeld(t *testing.T, all []*reservoir.Limiter, ends time.Time) {
@@ -88,6 +56,7 @@ func TestSettleWhileHeld(t *testing.T) {
 	})
 }
 
+// TestHold: all are held for as long as the longest hold lasts, and for no longer.
 func TestHold(t *testing.T) {
 	onKinds(t, func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit) {
 		const d = 10 * time.Minute // ends before the window
@@ -118,6 +87,7 @@ func TestHold(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, check.Allowed)
 		require.WithinDuration(t, ends, time.Now().Add(check.RetryAfter), time.Second)
+		require.NoError(t, all[2].Hold(bg, "k", time.Second))
 
 		time.Sleep(time.Until(ends) - time.Second)
 		requireHeld(t, all, ends)
@@ -152,30 +122,6 @@ func TestHoldOutlastsTheWindow(t *testing.T) {
 		}
 		require.LessOrEqual(t, calls, 2*len(all), "each looks whether it still stands, and states what is over")
 		time.Sleep(time.Until(ends) + spill(d))
-		requireFree(t, all)
-		require.EqualValues(t, 600-3, spendAll(t, all))
-	})
-}
-
-// TestHoldIsNeverShortened: the longest one counts, whoever says it, and Reset ends it.
-func TestHoldIsNeverShortened(t *testing.T) {
-	onKinds(t, func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit) {
-		require.NoError(t, all[0].Hold(bg, "k", time.Minute))
-		time.Sleep(5 * rtt)
-		requireHeld(t, all, time.Now().Add(time.Minute-5*rtt))
-		require.NoError(t, all[1].Hold(bg, "k", 5*time.Minute))
-		ends := time.Now().Add(5 * time.Minute)
-		require.NoError(t, all[2].Hold(bg, "k", time.Second))
-		time.Sleep(5 * rtt)
-		for _, l := range all { // this one looks
-			require.False(t, allow(t, l, "k", 1).Allowed)
-		}
-		time.Sleep(5 * rtt)
-		requireHeld(t, all, ends)
-		time.Sleep(time.Minute)
-		requireHeld(t, all, ends)
-		require.NoError(t, all[2].Reset(bg, "k"))
-		time.Sleep(5 * rtt)
 		requireFree(t, all)
 		require.EqualValues(t, 600-3, spendAll(t, all))
 	})
@@ -216,80 +162,8 @@ func TestHoldWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// TestHoldIsSaidUntilItIsHeard: whatever happens to the statement that says it.
-func TestHoldIsSaidUntilItIsHeard(t *testing.T) {
-	for _, fault := range []testnet.Fault{testnet.LoseRequest, testnet.LoseReply, testnet.Repeat, testnet.ArriveLate, testnet.Refuse} {
-		inBubble(t, fault.String(), func(t *testing.T) {
-			net := testnet.Far(rtt / 2)
-			all := fleetOn(t, 2, net, reservoir.PerHour(600), reservoir.WithFailOpen())
-			requireFree(t, all)
-			net.Next("sync", fault)
-			waited := make(chan time.Time, 1)
-			time.AfterFunc(rtt/4, func() { // meanwhile
-				assert.NoError(t, waitFor(bg, all[0], "k", 1))
-				waited <- time.Now()
-			})
-			_ = all[0].Hold(bg, "k", 10*time.Minute)
-			require.Equal(t, 1, net.Happened(fault))
-			requireHeld(t, all[:1], time.Now().Add(10*time.Minute))
-			ends := time.Now().Add(10 * time.Minute)
-			time.Sleep(2 * time.Second)
-			for _, l := range all {
-				r := allow(t, l, "k", 1)
-				require.False(t, r.Allowed)
-				require.LessOrEqual(t, r.RetryAfter, time.Until(ends)+2*time.Second)
-			}
-			require.False(t, (<-waited).Before(ends.Add(-2*time.Second)), "no policy admits a Wait")
-		})
-	}
-}
-
-// TestHoldAndLostData: what loses its data forgets the hold, and who heard of it asks again, once a window.
-func TestHoldAndLostData(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		net := testnet.Far(rtt / 2)
-		all := fleetOn(t, 2, net, reservoir.PerMinute(600))
-		requireFree(t, all)
-		require.NoError(t, all[0].Hold(bg, "k", time.Hour))
-		time.Sleep(5 * rtt)
-		requireHeld(t, all, time.Now().Add(time.Hour))
-		net.LoseData()
-		requireHeld(t, all, time.Now().Add(time.Hour))
-		time.Sleep(2 * time.Minute)
-		for _, l := range all { // this one looks
-			allow(t, l, "k", 1)
-		}
-		time.Sleep(5 * rtt)
-		requireFree(t, all)
-	})
-}
-
-// TestHoldByAWrongClock: a duration needs no clock.
-func TestHoldByAWrongClock(t *testing.T) {
-	for name, ahead := range map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour} {
-		inBubble(t, name, func(t *testing.T) {
-			net := skewed(memstore.New(), ahead)
-			all := fleetOn(t, 2, net, reservoir.PerMinute(600))
-			requireFree(t, all)
-			require.NoError(t, all[0].Hold(bg, "k", time.Minute))
-			time.Sleep(5 * rtt)
-			requireHeld(t, all, time.Now().Add(time.Minute))
-			time.Sleep(time.Minute + spill(time.Minute))
-			requireFree(t, all)
-		})
-	}
-}
-
-// TestHoldOfAKeyThatNobodyUses, past WithMaxKeys, of a group, in shards; and what cannot be held.
+// TestHoldElsewhere: past WithMaxKeys, of a group, in shadow; and what cannot be held.
 func TestHoldElsewhere(t *testing.T) {
-	inBubble(t, "unused", func(t *testing.T) {
-		all := fleet(t, 2, memstore.New(), reservoir.PerMinute(600))
-		require.NoError(t, all[0].Hold(bg, "k", time.Hour))
-		ends := time.Now().Add(time.Hour)
-		requireHeld(t, all, ends)
-		time.Sleep(30 * time.Minute)
-		requireHeld(t, all, ends)
-	})
 	inBubble(t, "no room", func(t *testing.T) {
 		all := fleet(t, 2, testnet.Far(rtt/2), reservoir.PerMinute(600), reservoir.WithMaxKeys(1))
 		for _, l := range all {
@@ -319,15 +193,11 @@ func TestHoldElsewhere(t *testing.T) {
 		require.InDelta(t, 10*time.Second, time.Since(begin), float64(time.Second))
 		require.True(t, allow(t, a, "k", 1).Allowed, "each limit by itself")
 	})
-	inBubble(t, "shards", func(t *testing.T) {
-		store, err := sharding.New(map[string]backend.Store{"a": memstore.New(), "b": memstore.New()})
-		require.NoError(t, err)
-		all := fleet(t, 2, store, reservoir.PerMinute(600))
-		requireFree(t, all)
-		require.NoError(t, all[0].Hold(bg, "k", time.Minute))
-		synctest.Wait()
-		requireHeld(t, all, time.Now().Add(time.Minute))
-		require.True(t, allow(t, all[1], "other", 1).Allowed)
+	inBubble(t, "shadow", func(t *testing.T) {
+		l := open(t, memstore.New(), inShadow(reservoir.PerMinute(600)))
+		require.NoError(t, l.Hold(bg, "k", time.Minute))
+		r := allow(t, l, "k", 1)
+		require.True(t, r.Allowed && r.Shadowed)
 	})
 	t.Run("what cannot be held", func(t *testing.T) {
 		l := open(t, memstore.New(), reservoir.PerMinute(600), reservoir.WithLimits(func(key string) reservoir.Limit {
@@ -353,15 +223,6 @@ func TestHoldElsewhere(t *testing.T) {
 	})
 }
 
-// TestHoldInShadow: the request passes, and its result says so.
-func TestHoldInShadow(t *testing.T) {
-	l := open(t, memstore.New(), inShadow(reservoir.PerMinute(600)))
-	require.False(t, allow(t, l, "k", 1).Shadowed)
-	require.NoError(t, l.Hold(bg, "k", time.Minute))
-	r := allow(t, l, "k", 1)
-	require.True(t, r.Allowed && r.Shadowed)
-}
-
 // TestForgedHold: a message makes processes ask, and no more.
 func TestForgedHold(t *testing.T) {
 	onKinds(t, func(t *testing.T, net *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit) {
@@ -374,68 +235,5 @@ func TestForgedHold(t *testing.T) {
 		requireFree(t, all)
 		require.LessOrEqual(t, net.Count("sync")-before, 2*len(all))
 		require.EqualValues(t, 600-180-3, spendAll(t, all))
-	})
-}
-
-// TestManyHolds: fifty processes, a thousand holds, one message in a hundred lost, and a process that is suspended now and then. Where messages
-// come nobody sends early, but for what was on its way; others send what they hold at most, once.
-func TestManyHolds(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
-		processes, holds := 50, 1000
-		if invariant.Enabled { // the race detector takes its time
-			holds = 100
-		}
-		rnd, loss := rand.New(rand.NewPCG(7, 8)), rand.New(rand.NewPCG(9, 10))
-		net, limit := testnet.Far(rtt/2), reservoir.PerMinute(60_000)
-		lost, all := make([]bool, processes), fleetOn(t, processes, net, limit)
-		var mu sync.Mutex // guards loss and lost
-		losses := 0
-		net.Travel = func(who int, leg testnet.Leg) time.Duration {
-			mu.Lock()
-			defer mu.Unlock()
-			if leg == testnet.Message && (lost[0] && who == 0 || loss.IntN(100) == 0) {
-				lost[who], losses = true, losses+1
-				return -1
-			}
-			return rtt / 2
-		}
-		early, most, heard := int64(0), int64(0), 0
-		for range holds {
-			mu.Lock()
-			clear(lost)
-			lost[0] = rnd.IntN(10) == 0 // suspended
-			mu.Unlock()
-			for _, l := range all {
-				for range 1 + rnd.IntN(3) {
-					allow(t, l, "k", 1)
-				}
-			}
-			d := time.Duration(1+rnd.IntN(3000)) * time.Millisecond
-			by := all[1+rnd.IntN(processes-1)]
-			require.NoError(t, by.Hold(bg, "k", d))
-			ends := time.Now().Add(d)
-			time.Sleep(2 * rtt)
-			for _, who := range rnd.Perm(processes) {
-				stock := all[who].Stats().Held
-				sent := int64(0)
-				for time.Now().Add(rtt).Before(ends) && allow(t, all[who], "k", 1).Allowed {
-					sent++
-				}
-				mu.Lock()
-				if lost[who] {
-					most = max(most, sent-stock)
-				} else {
-					early += sent
-					heard++
-				}
-				mu.Unlock()
-			}
-			time.Sleep(time.Until(ends) + spill(d))
-			require.True(t, allow(t, by, "k", 1).Allowed || by.Stats().Denied > 0)
-		}
-		assert.Zero(t, early, "sent early by who has heard")
-		assert.LessOrEqual(t, most, int64(0), "sent early by who has not, beyond what it held")
-		assert.Greater(t, losses, holds/4)
-		assert.Greater(t, heard, holds*processes/2)
 	})
 }

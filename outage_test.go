@@ -17,47 +17,12 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
-	"github.com/go-reservoir/reservoir/backend/memstore"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 	"github.com/go-reservoir/reservoir/sloglimit"
 )
 
 // Stores that fail, hang, lose data or answer late: circuits, failure policies, and what
 // becomes of debt.
-
-// toOpen is how many failures in a row open a shard's circuit at the most, and
-// toClose how long it takes at the most to see that the shard answers again.
-const (
-	toOpen  = 10
-	toClose = 3 * time.Second
-)
-
-// breakdown makes every call meet f, and asks for other keys until an answer takes
-// no time: the circuit is open.
-func breakdown(t *testing.T, l *reservoir.Limiter, net *testnet.Network, f testnet.Fault) {
-	t.Helper()
-	net.Always(f)
-	for i := range toOpen {
-		_, _ = l.Allow(bg, fmt.Sprint("other ", i))
-	}
-	synctest.Wait()
-	calls := net.Count("")
-	_, _ = l.Allow(bg, "one more")
-	require.Equal(t, calls, net.Count(""), "the circuit did not open")
-}
-
-// repair ends a breakdown, and asks now and then until the store is asked again.
-func repair(t *testing.T, l *reservoir.Limiter, net *testnet.Network, key string, n int64) {
-	t.Helper()
-	net.Faults(nil)
-	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		r, err := l.AllowN(bg, key, n)
-		if err == nil && r.Source != reservoir.Fallback {
-			return
-		}
-		require.Less(t, time.Since(begin), 2*toClose)
-	}
-}
 
 // outcome is what a failure policy does with a small request: it admits, refuses or
 // fails it.
@@ -66,18 +31,12 @@ type outcome struct {
 	admits, fails bool
 }
 
-// failClosed is the default, so it is an option that changes nothing.
-var failClosed = reservoir.WithHooks(reservoir.Hooks{})
-
 var failures = map[string]outcome{
 	"closed": {failClosed, false, true},
 	"open":   {reservoir.WithFailOpen(), true, false},
 	"local":  {reservoir.WithFailLocal(0.1), true, false},
 	"none":   {reservoir.WithFailLocal(0.001), false, false}, // less than a token
 }
-
-// inTwoWays is how a policy may be asked: by the end of a fetch or of a direct call.
-var inTwoWays = map[string]reservoir.Option{"batches": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}
 
 // Before the circuit opens a caller without stock has the policy's answer within two
 // fetch timeouts, and afterwards at once. A caller with stock never notices. An open
@@ -139,35 +98,6 @@ func TestPolicyAnswersInAnOutage(t *testing.T) {
 	}
 }
 
-// The error of an open circuit says why it is open.
-func TestOpenCircuitSaysWhy(t *testing.T) {
-	for text, f := range map[string]testnet.Fault{
-		"READONLY":             testnet.Answer(backend.Unavailable, "READONLY You can't write against a read only replica.", false),
-		"NOREPLICAS":           testnet.Answer(backend.Unavailable, "NOREPLICAS Not enough good replicas to write.", false),
-		testnet.ErrCut.Error(): testnet.LoseRequest,
-	} {
-		inBubble(t, text, func(t *testing.T) {
-			net, heard := testnet.Far(time.Millisecond), new(states)
-			l := open(t, net, reservoir.PerMinute(100), heard.option())
-			breakdown(t, l, net, f)
-			class := backend.Unknown
-			if f != testnet.LoseRequest {
-				class = backend.Unavailable
-			}
-			ctx, cancel := context.WithTimeout(bg, time.Second)
-			defer cancel()
-			_, check := l.Check(ctx, "k")
-			_, err := l.AllowN(ctx, "k", 3)
-			for _, err := range []error{err, check, heard.told()[0].Err} {
-				var failure *reservoir.StoreError
-				require.ErrorAs(t, err, &failure)
-				assert.Equal(t, class, failure.Class)
-				assert.ErrorContains(t, err, text)
-			}
-		})
-	}
-}
-
 // A shard that does not answer is nobody else's affair, nor is a key that it answers
 // about with an error of the key's own: it opens no circuit, and a shard that is away
 // is not given up because of it.
@@ -224,77 +154,6 @@ func TestAnswerAboutAKeyOpensNoCircuit(t *testing.T) {
 	}
 }
 
-// A shard whose circuit opens after its keys have left is not away for ever, and its
-// outcome is not the new shard's.
-func TestShardIsLeft(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		var mu sync.Mutex
-		on := "old"
-		net := sharded{testnet.Far(0), func() string { mu.Lock(); defer mu.Unlock(); return on }}
-		heard := new(states)
-		l := open(t, net, reservoir.PerMinute(100), opt, heard.option())
-		net.Always(testnet.Hang)
-		crowd(2*toOpen, func(i int) {
-			if i < toOpen {
-				_, _ = l.Allow(bg, fmt.Sprint(i))
-				return
-			}
-			time.Sleep(50 * time.Millisecond)
-			net.Faults(nil)
-			mu.Lock()
-			on = "new"
-			mu.Unlock()
-			_, _ = l.Allow(bg, fmt.Sprint(i-toOpen))
-		})
-		require.Equal(t, toOpen, net.Happened(testnet.Hang))
-		crowd(toOpen, func(i int) { assert.True(t, allow(t, l, fmt.Sprint(i), 1).Allowed) })
-		for range 50 {
-			time.Sleep(100 * time.Millisecond)
-			allow(t, l, "another", 1)
-		}
-		assert.False(t, heard.away("old"))
-		assert.False(t, heard.away("new"))
-	})
-}
-
-// A store that rejects every call is told of once per shard, in the hook and in the
-// log, and again when that is over; requests get what the policy says.
-func TestRejectionsAreToldOnce(t *testing.T) {
-	for name, policy := range failures {
-		inBubbles(t, name, everyPolicy(), func(t *testing.T, how string, opt reservoir.Option) {
-			var text bytes.Buffer
-			net, heard := sharded{Network: testnet.Far(time.Millisecond)}, new(states)
-			l := open(t, net, reservoir.PerMinute(1_000_000), opt, policy.Option,
-				reservoir.WithHooks(heard.hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil)))))
-			net.Always(testnet.Reject)
-			for i := range 100 {
-				for _, shard := range []string{"a", "b"} {
-					r, err := l.Allow(bg, fmt.Sprint(shard, ":", i))
-					assert.Equal(t, policy.fails, err != nil)
-					assert.Equal(t, !policy.fails, r.Allowed)
-				}
-			}
-			synctest.Wait()
-			require.Len(t, heard.told(), 2)
-			for _, state := range heard.told() {
-				assert.True(t, state.Rejecting)
-				assert.False(t, state.Away, "it answers")
-				assert.ErrorContains(t, state.Err, "WRONGPASS")
-			}
-			assert.Equal(t, 2, strings.Count(text.String(), "level=WARN"), text.String())
-			net.Faults(nil)
-			for i := range 40 {
-				_, _ = l.Allow(bg, fmt.Sprint("ab"[i%2:i%2+1], ":", i/2))
-				time.Sleep(100 * time.Millisecond)
-			}
-			require.Len(t, heard.told(), 4)
-			for _, state := range heard.told()[2:] {
-				assert.Equal(t, reservoir.ShardState{Shard: state.Shard}, state)
-			}
-		})
-	}
-}
-
 // onTime is a context that ends at ctx's deadline by a timer of its own, as a transport's
 // does, a moment before the context's own timer fires.
 func onTime(ctx context.Context, _ *testnet.Call) context.Context {
@@ -345,35 +204,6 @@ func TestShortDeadlinesOpenNoCircuit(t *testing.T) {
 	}
 }
 
-// A store that hangs is found out though every caller's deadline is shorter than the
-// fetch timeout: then the policy answers them.
-func TestHungStoreAndShortDeadlines(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		inBubbles(t, name, failures, func(t *testing.T, policy string, want outcome) {
-			net, heard := testnet.Far(time.Millisecond), new(states)
-			l := open(t, net, reservoir.PerMinute(100), opt, heard.option(), want.Option)
-			net.Always(testnet.Hang)
-			var r reservoir.Result
-			var err error
-			for i := range 200 {
-				ctx, cancel := context.WithTimeout(bg, 20*time.Millisecond)
-				r, err = l.AllowN(ctx, fmt.Sprint(i), int64(1+i%3))
-				cancel()
-				time.Sleep(5 * time.Millisecond)
-			}
-			assert.True(t, heard.away(""))
-			if want.fails {
-				var failure *reservoir.StoreError
-				assert.ErrorAs(t, err, &failure)
-				return
-			}
-			require.NoError(t, err)
-			assert.Equal(t, reservoir.Fallback, r.Source)
-			assert.Equal(t, want.admits, r.Allowed)
-		})
-	}
-}
-
 // A store that rejects every call opens no circuit. Keys that have something to state, and for which
 // nobody waits, do not call it every second meanwhile.
 func TestRejectedStatementsAreRare(t *testing.T) {
@@ -393,60 +223,6 @@ func TestRejectedStatementsAreRare(t *testing.T) {
 		net.Faults(nil)
 		time.Sleep(5 * time.Minute)
 		assert.Zero(t, l.Stats().Debt)
-	})
-}
-
-// A circuit that opens while a key with stock wants its next batch delays the batch, but not
-// until a request needs it: requests on either side of the outage are served from memory.
-func TestRestockAfterAnOutage(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		const n, interval = 20, 4 * time.Second
-		net := testnet.Far(20 * time.Millisecond)
-		l := open(t, net, reservoir.PerHour(100_000), opt)
-		outages := 0
-		for i := range 800 {
-			before := l.Stats().Prefetches
-			if i > 400 {
-				net.Always(testnet.Refuse)
-			}
-			r, err := l.AllowN(bg, "k", n)
-			if i > 400 && err == nil && r.Source == reservoir.Local && l.Stats().Prefetches > before { // which fails
-				breakdown(t, l, net, testnet.Refuse)
-				time.Sleep(interval / 8)
-				net.Faults(nil)
-				time.Sleep(interval)
-				outages++
-				require.Equal(t, reservoir.Local, allow(t, l, "k", n).Source, "outage %d", outages)
-			}
-			net.Faults(nil)
-			time.Sleep(interval)
-		}
-		require.Positive(t, outages)
-	})
-}
-
-// Tokens that come into memory while the circuit is open serve the line before its callers
-// get the error.
-func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(10), reservoir.WithFixedBatch(1), reservoir.WithFetchTimeout(time.Second))
-		paid := allow(t, l, "k", 1)
-		net.Faults(func(c *testnet.Call) testnet.Fault {
-			if c.Key == "k" {
-				return testnet.Hang
-			}
-			return testnet.Refuse
-		})
-		waits := lineOf(t, l).allow(1)[0] // of key k
-		for i := range 10 {
-			_, _ = l.Allow(bg, fmt.Sprint(i))
-		}
-		require.False(t, waits.answered())
-		require.NoError(t, l.Refund(bg, paid))
-		<-waits.done
-		assert.NoError(t, waits.err)
-		assert.True(t, waits.allowed)
 	})
 }
 
@@ -539,37 +315,6 @@ func TestPolicyIsAskedAgainAboutTheLine(t *testing.T) {
 			assert.NoError(t, c.err)
 		}
 	})
-}
-
-// A caller whose context ends just when the policy refuses it has nothing to give back: the
-// share stays used up, and what was admitted is Overdrawn, and no debt.
-func TestRefusedCallerGivesNothingBack(t *testing.T) {
-	for try := range 30 { // whether a context ends at such a moment is up to the scheduler
-		inBubble(t, fmt.Sprint(try), func(t *testing.T) {
-			net := testnet.Far(0)
-			l := open(t, net, reservoir.PerMinute(100), reservoir.WithFailLocal(0.1), reservoir.WithFixedBatch(1))
-			allow(t, l, "k", 1)
-			net.Always(testnet.Hang)
-			var admitted, gone atomic.Int64
-			for range 4 {
-				crowd(60, func(i int) {
-					ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond) // the fetch timeout
-					defer cancel()
-					switch r, err := l.Allow(ctx, "k"); {
-					case err != nil:
-						gone.Add(1)
-					case r.Allowed:
-						admitted.Add(1)
-					}
-				})
-			}
-			assert.Positive(t, gone.Load())
-			assert.LessOrEqual(t, admitted.Load(), int64(10))
-			s := l.Stats()
-			assert.Equal(t, admitted.Load(), s.Overdrawn-s.Refunded, "who left at that moment took back what it got")
-			assert.Zero(t, s.Debt)
-		})
-	}
 }
 
 // FailLocal admits its share of a window and no more, however long the outage lasts and
@@ -730,193 +475,6 @@ func TestLostRepliesLoseNothing(t *testing.T) {
 	}
 }
 
-// A longer or shorter period of the calendar begins while the store is away. What the policy
-// admits in it is Overdrawn, the period ends at its own end, and when the store is back, it
-// admits its limit once.
-func TestPeriodThatBeginsInAnOutage(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	for what, c := range map[string]struct {
-		limit      reservoir.Limit
-		begin, end time.Time // of the period that begins in the outage
-	}{
-		"30 to 31 days": {reservoir.PerMonth(100, nil), at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)},
-		"31 to 30 days": {reservoir.PerMonth(100, nil), at(time.UTC, 6, 1, 0), at(time.UTC, 7, 1, 0)},
-		"23 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 26, 0), at(berlin, 3, 27, 0)},
-		"24 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 27, 0), at(berlin, 3, 28, 0)},
-	} {
-		for policy, share := range map[string]float64{"local": 0.4, "open": 1} {
-			for _, known := range []bool{true, false} {
-				inBubbles(t, fmt.Sprint(what, "/", policy, "/", known), inTwoWays, func(t *testing.T, _ string, opt reservoir.Option) {
-					failure := reservoir.WithFailOpen()
-					if policy == "local" {
-						failure = reservoir.WithFailLocal(share)
-					}
-					net := testnet.Far(time.Millisecond)
-					l := open(t, net, c.limit, opt, failure, reservoir.WithIdle(72*time.Hour))
-					time.Sleep(time.Until(c.begin.Add(-2 * time.Hour)))
-					if known {
-						drain(t, l, "k", 1)
-					}
-					time.Sleep(time.Until(c.begin.Add(-time.Minute)))
-					breakdown(t, l, net, testnet.Refuse)
-					byPolicy, others := int64(0), l.Stats().Overdrawn
-					time.Sleep(time.Until(c.begin))
-					for range 4 {
-						for range 25 {
-							r := allow(t, l, "k", 1)
-							require.Equal(t, reservoir.Fallback, r.Source)
-							require.True(t, c.end.Equal(r.Reset), "the period ends at %v", r.Reset)
-							if r.Allowed {
-								byPolicy++
-							}
-						}
-						time.Sleep(time.Minute)
-					}
-					if policy == "local" {
-						require.EqualValues(t, 40, byPolicy)
-					} else {
-						require.NoError(t, l.Settle(bg, allow(t, l, "k", 1), 4))
-						byPolicy += 4
-					}
-					require.EqualValues(t, byPolicy, l.Stats().Overdrawn-others)
-					require.Zero(t, l.Stats().Debt)
-					net.Faults(nil)
-					time.Sleep(2 * toClose)
-					require.Zero(t, used(t, net, "k"))
-					require.EqualValues(t, 100, drain(t, l, "k", 1))
-					require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
-					time.Sleep(time.Until(c.end) + time.Second)
-					require.EqualValues(t, 100, drain(t, l, "k", 1))
-					balance(t, l)
-				})
-			}
-		}
-	}
-}
-
-// The store's clock is ahead. Nothing is spent after the end of a window that the process has
-// opened by its own clock, or whose end it knew by its own clock when it settled a forgotten key.
-func TestWindowsByTheWallClock(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, _ string, opt reservoir.Option) {
-		const ahead = 5 * time.Second
-		store := memstore.New()
-		net := testnet.New(store, time.Millisecond)
-		net.Skew(ahead)
-		l := open(t, net, reservoir.Limit{Tokens: 1000, Window: 10 * time.Second}, opt, reservoir.WithIdle(500*time.Millisecond), reservoir.WithFailLocal(0.1))
-		spend := func() {
-			for range 1200 {
-				if r := allow(t, l, "k", 1); r.Source == reservoir.Local {
-					require.True(t, time.Now().Add(ahead).Before(r.Reset))
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
-		}
-		breakdown(t, l, net, testnet.Refuse)
-		require.Equal(t, reservoir.Fallback, allow(t, l, "k", 1).Source)
-		net.Faults(nil)
-		spend()
-		time.Sleep(time.Minute)
-		r := allow(t, l, "k", 1)
-		time.Sleep(3 * time.Second)
-		require.Zero(t, l.Stats().Keys)
-		require.NoError(t, l.Settle(bg, r, 3))
-		spend()
-		r = allow(t, l, "k", 1)
-		breakdown(t, l, net, testnet.Refuse)
-		time.Sleep(time.Until(r.Reset) - ahead + time.Second)
-		refused := allow(t, l, "k", 101)
-		require.False(t, refused.Allowed)
-		require.LessOrEqual(t, refused.RetryAfter, 10*time.Second)
-	})
-}
-
-// alone are the ways in which each request of a key makes a call of its own.
-var alone = map[string]reservoir.Limit{"no room": reservoir.PerHour(100), "rolling/no room": reservoir.PerHour(100).Rolling()}
-
-// What a call of one request has charged expires if its reply comes after the caller has left, also if Close comes in between. If
-// the reply comes after the fetch timeout, nobody knows whether it was charged.
-func TestLateCallsServeNobody(t *testing.T) {
-	for _, trip := range []time.Duration{50 * time.Millisecond, 150 * time.Millisecond} {
-		for _, closing := range []bool{false, true} {
-			inBubbles(t, fmt.Sprint(trip, "/", closing), alone, func(t *testing.T, _ string, limit reservoir.Limit) {
-				net := testnet.Far(time.Millisecond)
-				l := open(t, net, limit, reservoir.WithMaxKeys(0))
-				require.True(t, allow(t, l, "k", 5).Allowed)
-				net.MoveTo(trip / 2)
-				for range 3 {
-					ctx, cancel := context.WithTimeout(bg, 30*time.Millisecond)
-					defer cancel()
-					_, err := l.AllowN(ctx, "k", 7)
-					require.ErrorIs(t, err, context.DeadlineExceeded)
-				}
-				if closing {
-					require.NoError(t, l.Close(bg))
-				} else {
-					time.Sleep(10 * time.Second)
-				}
-				net.MoveTo(0)
-				assert.EqualValues(t, 5+3*7, used(t, net, "k"))
-				stats := l.Stats()
-				assert.EqualValues(t, 5+3*7, stats.Taken+stats.Unknown)
-				assert.Equal(t, stats.Taken-5, stats.Expired)
-				assert.Equal(t, trip > 100*time.Millisecond, stats.Unknown > 0)
-			})
-		}
-	}
-}
-
-// A server that always answers too late for callers of little patience is away, although it
-// answers.
-func TestAnswersThatAreAlwaysLate(t *testing.T) {
-	inBubbles(t, "", alone, func(t *testing.T, _ string, limit reservoir.Limit) {
-		net, heard := testnet.Far(75*time.Millisecond), new(states)
-		l := open(t, net, limit, reservoir.WithMaxKeys(0), heard.option())
-		for range 20 {
-			ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
-			_, err := l.Allow(ctx, "k")
-			require.Error(t, err)
-			cancel()
-		}
-		time.Sleep(time.Second)
-		require.NotEmpty(t, heard.told())
-	})
-}
-
-// A store that lost its data learns from any one process what all had been granted, and
-// keeps the window's end.
-func TestLostData(t *testing.T) {
-	inBubbles(t, "", batches(), func(t *testing.T, name string, opt reservoir.Option) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 3, net, reservoir.PerMinute(1000), opt)
-		var admitted, syncs, heard int64 // heard: what all[1] had been granted when all[0] was last answered
-		use := func(l *reservoir.Limiter, n int64) reservoir.Result {
-			r := allow(t, l, "k", n)
-			if r.Allowed {
-				admitted += n
-			}
-			time.Sleep(10 * time.Millisecond) // nothing is in flight
-			if now := all[0].Stats().Syncs; now > syncs {
-				syncs, heard = now, all[1].Stats().Taken
-			}
-			return r
-		}
-		for i := range 200 {
-			require.True(t, use(all[i%2], 2).Allowed)
-		}
-		large := use(all[0], 100)
-		unknown := all[1].Stats().Taken - heard // to all[0], which speaks first
-		net.LoseData()
-		for _, l := range []*reservoir.Limiter{all[0], all[2], all[1], all[2]} {
-			admitted += drain(t, l, "k", 1)
-			time.Sleep(4 * time.Second) // longer than the store learns
-			assert.Equal(t, large.Reset, allow(t, l, "k", 1).Reset)
-		}
-		assert.LessOrEqual(t, admitted, 1000+unknown)
-		assert.GreaterOrEqual(t, admitted, int64(700), "but for what idle processes hold")
-	})
-}
-
 // A panic of the function of WithLimits in a caller's goroutine, which a server may recover from, goes up to
 // the caller. It leaves nothing locked, counted or charged.
 func TestPanicsOfLimits(t *testing.T) {
@@ -1007,24 +565,126 @@ func TestFirstContact(t *testing.T) {
 	})
 }
 
-// TestReplyAfterItsBucket: what a rolling limit has granted for a bucket that is over by the time of the reply is asked for again at once.
-func TestReplyAfterItsBucket(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		slow := true
-		net := testnet.Far(rtt / 2)
-		net.Travel = func(_ int, leg testnet.Leg) time.Duration {
-			if slow && leg == testnet.Coming { // the first call may take two seconds
-				slow = false
-				return 1500 * time.Millisecond
-			}
-			return rtt / 2
+// A longer or shorter period of the calendar begins while the store is away. What the policy admits in it is Overdrawn, the period ends at its
+// own end, and when the store is back, it admits its limit once.
+func TestPeriodThatBeginsInAnOutage(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	for what, c := range map[string]struct {
+		limit      reservoir.Limit
+		begin, end time.Time // of the period that begins in the outage
+	}{
+		"30 to 31 days": {reservoir.PerMonth(100, nil), at(time.UTC, 5, 1, 0), at(time.UTC, 6, 1, 0)},
+		"23 hours":      {reservoir.PerDay(100, berlin), at(berlin, 3, 26, 0), at(berlin, 3, 27, 0)},
+	} {
+		for _, known := range []bool{true, false} {
+			inBubble(t, fmt.Sprint(what, "/", known), func(t *testing.T) {
+				net := testnet.Far(time.Millisecond)
+				l := open(t, net, c.limit, reservoir.WithFailLocal(0.4), reservoir.WithIdle(72*time.Hour))
+				time.Sleep(time.Until(c.begin.Add(-time.Hour)))
+				if known {
+					drain(t, l, "k", 1)
+				}
+				breakdown(t, l, net, testnet.Refuse)
+				time.Sleep(time.Until(c.begin))
+				before, byPolicy := l.Stats().Overdrawn, int64(0)
+				for range 100 {
+					r := allow(t, l, "k", 1)
+					require.Equal(t, reservoir.Fallback, r.Source)
+					require.True(t, c.end.Equal(r.Reset), "the period ends at %v", r.Reset)
+					if r.Allowed {
+						byPolicy++
+					}
+				}
+				require.EqualValues(t, 40, byPolicy)
+				require.Equal(t, byPolicy, l.Stats().Overdrawn-before)
+				net.Faults(nil)
+				time.Sleep(2 * toClose)
+				require.EqualValues(t, 100, drain(t, l, "k", 1))
+				require.True(t, c.end.Equal(allow(t, l, "k", 1).Reset))
+			})
 		}
-		l := open(t, net, reservoir.PerMinute(600).Rolling(), opt)
-		time.Sleep(2500 * time.Millisecond) // a bucket lasts for three seconds
-		begin := time.Now()
-		require.True(t, allow(t, l, "k", 1).Allowed)
-		require.False(t, slow)
-		require.Less(t, time.Since(begin), 2*time.Second)
-		require.Positive(t, l.Stats().Expired+l.Stats().Returned+l.Stats().Held)
+	}
+}
+
+// Tokens that come into memory while the circuit is open serve the line before its callers
+// get the error.
+func TestOpenCircuitServesFromMemoryFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(10), reservoir.WithFixedBatch(1), reservoir.WithFetchTimeout(time.Second))
+		paid := allow(t, l, "k", 1)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Key == "k" {
+				return testnet.Hang
+			}
+			return testnet.Refuse
+		})
+		waits := lineOf(t, l).allow(1)[0] // of key k
+		for i := range 10 {
+			_, _ = l.Allow(bg, fmt.Sprint(i))
+		}
+		require.False(t, waits.answered())
+		require.NoError(t, l.Refund(bg, paid))
+		<-waits.done
+		assert.NoError(t, waits.err)
+		assert.True(t, waits.allowed)
+	})
+}
+
+// A shard whose keys have left while it was away is not away for ever, and its outcome is not the new shard's.
+func TestShardIsLeft(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		on, heard := new(atomic.Pointer[string]), new(states)
+		on.Store(new("old"))
+		net := sharded{testnet.Far(0), func() string { return *on.Load() }}
+		l := open(t, net, reservoir.PerMinute(100), heard.option())
+		net.Always(testnet.Hang)
+		crowd(2*toOpen, func(i int) {
+			if i >= toOpen { // while those before are in flight
+				time.Sleep(50 * time.Millisecond)
+				net.Faults(nil)
+				on.Store(new("new"))
+			}
+			_, _ = l.Allow(bg, fmt.Sprint(i%toOpen))
+		})
+		require.Equal(t, toOpen, net.Happened(testnet.Hang))
+		crowd(toOpen, func(i int) { assert.True(t, allow(t, l, fmt.Sprint(i), 1).Allowed) })
+		time.Sleep(5 * time.Second)
+		require.NotEmpty(t, heard.told())
+		assert.False(t, heard.away("old"))
+		assert.False(t, heard.away("new"))
+	})
+}
+
+// A store that rejects every call is told of once per shard, in the hook and in the log, and again when that is over; requests get what the
+// policy says.
+func TestRejectionsAreToldOnce(t *testing.T) {
+	inBubbles(t, "", failures, func(t *testing.T, _ string, policy outcome) {
+		var text bytes.Buffer
+		net, heard := sharded{Network: testnet.Far(time.Millisecond)}, new(states)
+		l := open(t, net, reservoir.PerMinute(1_000_000), policy.Option,
+			reservoir.WithHooks(heard.hooks()), reservoir.WithHooks(sloglimit.Hooks(slog.New(slog.NewTextHandler(&text, nil)))))
+		net.Always(testnet.Reject)
+		for i := range 100 {
+			for _, shard := range []string{"a", "b"} {
+				r, err := l.Allow(bg, fmt.Sprint(shard, ":", i))
+				assert.Equal(t, policy.fails, err != nil)
+				assert.Equal(t, !policy.fails, r.Allowed)
+			}
+		}
+		net.Faults(nil)
+		for i := range 40 {
+			_, _ = l.Allow(bg, fmt.Sprint("ab"[i%2:i%2+1], ":", i/2))
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Len(t, heard.told(), 4)
+		for i, state := range heard.told() {
+			assert.False(t, state.Away, "it answers")
+			if assert.Equal(t, i < 2, state.Rejecting); i < 2 {
+				assert.ErrorContains(t, state.Err, "WRONGPASS")
+			}
+		}
+		assert.Equal(t, 2, strings.Count(text.String(), "level=WARN"), text.String())
 	})
 }

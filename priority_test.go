@@ -36,20 +36,6 @@ func openTiers(t *testing.T, net *testnet.Network, processes int, limit reservoi
 	return all
 }
 
-// spendAll asks for single tokens until nobody of all has admitted one for a while, which tokens on their way back need.
-func spendAll(t *testing.T, all []*reservoir.Limiter) (admitted int64) {
-	for idle := 0; idle < 40; idle++ {
-		for _, l := range all {
-			for allow(t, l, "k", 1).Allowed {
-				admitted++
-				idle = 0
-			}
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	return admitted
-}
-
 func TestPriority(t *testing.T) {
 	lost := 0
 	for kind, limit := range map[string]reservoir.Limit{"fixed": reservoir.PerHour(1), "rolling": reservoir.PerHour(1).Rolling()} {
@@ -121,34 +107,4 @@ func TestPriority(t *testing.T) {
 		}
 	}
 	assert.Positive(t, lost, "messages")
-}
-
-// TestPriorityOverTime: at random times and under faults neither limit is ever exceeded in a window of its kind.
-func TestPriorityOverTime(t *testing.T) {
-	inBubbles(t, "", map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "direct": reservoir.WithDirect()}, func(t *testing.T, _ string, opt reservoir.Option) {
-		faults := []testnet.Fault{testnet.LoseRequest, testnet.LoseReply, testnet.Repeat, testnet.ArriveLate}
-		net, limit, rnd := testnet.Far(time.Millisecond), reservoir.PerMinute(1).Rolling(), rand.New(rand.NewPCG(3, 4))
-		all := openTiers(t, net, 3, limit, opt)
-		net.Faults(faulty(5, 10, faults))
-		low, both := new(spends), new(spends)
-		for end := time.Now().Add(6 * time.Minute); time.Now().Before(end); time.Sleep(time.Duration(rnd.ExpFloat64() * float64(25*time.Millisecond))) {
-			who, n, high := rnd.IntN(3), 1+rnd.Int64N(3), rnd.IntN(4) == 0
-			of := all.low
-			if high {
-				of = all.high
-			}
-			if r, err := of[who].AllowN(bg, "k", n); err == nil {
-				if both.add(r, n); !high {
-					low.add(r, n)
-				}
-			}
-		}
-		assert.LessOrEqual(t, low.most(time.Minute), int64(lowTokens))
-		assert.LessOrEqual(t, both.most(time.Minute), int64(highTokens))
-		assert.Greater(t, both.most(time.Minute), int64(highTokens*8/10), "the high ones got more than the low ones may")
-		assert.NotEmpty(t, low.refused)
-		for _, f := range faults {
-			assert.Positive(t, net.Happened(f), f)
-		}
-	})
 }

@@ -204,25 +204,6 @@ func TestDebtWaits(t *testing.T) {
 	})
 }
 
-// Overruns that go on all the time are stated some 20 times a window, however long a
-// statement is under way.
-func TestSteadyOverruns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(15 * time.Millisecond)
-		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
-		paid := allow(t, l, "k", 1)
-		require.True(t, allow(t, l, "k", 999).Allowed)
-		require.False(t, allow(t, l, "k", 1).Allowed)
-		calls := net.Count("")
-		for range 3000 {
-			require.NoError(t, l.Settle(bg, paid, 2))
-			time.Sleep(10 * time.Millisecond)
-		}
-		assert.InDelta(t, 10, net.Count("")-calls, 2, "in half a window")
-		assert.InDelta(t, 4000-150, used(t, net, "k"), 150, "but for what was used since the last")
-	})
-}
-
 // An overrun in the last moments of a window, which no call can state in time any more, counts as
 // above the limit.
 func TestSettleInTheLastMoments(t *testing.T) {
@@ -241,27 +222,6 @@ func TestSettleInTheLastMoments(t *testing.T) {
 		time.Sleep(time.Until(r.Reset) - 20*time.Millisecond)
 		require.NoError(t, l.Settle(bg, r, 150))
 		assert.EqualValues(t, 50, l.Stats().Overdrawn)
-	})
-}
-
-// What a key has used, and what was settled above the charges, is what KeyStats tells, however the limiter asks.
-func TestSettledTokensOfAKey(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, testnet.Far(time.Millisecond), reservoir.PerMinute(100), opt)
-		spent := func() int64 {
-			for key, s := range l.Keys() {
-				require.Equal(t, "k", key)
-				return s.Spent
-			}
-			return 0
-		}
-		require.NoError(t, l.Settle(bg, allow(t, l, "k", 10), 15))
-		time.Sleep(5 * time.Second)
-		require.EqualValues(t, 15, spent())
-		require.NoError(t, l.Settle(bg, allow(t, l, "k", 80), 90)) // above the limit
-		time.Sleep(5 * time.Second)
-		require.EqualValues(t, 105, spent())
-		require.EqualValues(t, 105, l.Stats().Spent)
 	})
 }
 
@@ -284,25 +244,6 @@ func TestNetworkThatRepeatsAll(t *testing.T) {
 		s := l.Stats()
 		assert.EqualValues(t, 200, s.Spent)
 		assert.EqualValues(t, 200, used(t, net, "k")-s.Held)
-	})
-}
-
-// What a settlement leaves and this process does not use is soon had by others.
-func TestSurplusOfSettleReturns(t *testing.T) {
-	inBubbles(t, "", map[string]reservoir.Limit{"hour": reservoir.PerHour(10_000), "day": reservoir.PerDay(10_000, nil), "minute": reservoir.PerMinute(10_000)}, func(t *testing.T, _ string, limit reservoir.Limit) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 2, net, limit)
-		r := allow(t, all[0], "k", 9000)
-		require.NoError(t, all[0].Settle(bg, r, 100))
-		var admitted int64
-		for end := time.Now().Add(limit.Window * 9 / 10); time.Now().Before(end); time.Sleep(limit.Window / 1000) {
-			_ = allow(t, all[0], "k", 1) // a little, so that it is no idle key
-			if allow(t, all[1], "k", 100).Allowed {
-				admitted += 100
-			}
-		}
-		assert.LessOrEqual(t, all[0].Stats().Held, int64(1000))
-		assert.Greater(t, admitted, int64(8000))
 	})
 }
 
@@ -388,24 +329,6 @@ func TestSettleByACallFails(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The client that has left is why many a request is settled: a context that has ended is no
-// reason not to.
-func TestSettleAfterTheContextHasEnded(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		for _, n := range []int64{0, 10, 70} {
-			net := testnet.Far(10 * time.Millisecond)
-			l := open(t, net, reservoir.PerHour(100), opt)
-			ctx, cancel := context.WithCancel(bg)
-			r, err := l.AllowN(ctx, "k", 50)
-			require.NoError(t, err)
-			cancel()
-			require.NoError(t, l.Settle(ctx, r, n))
-			require.NoError(t, l.Close(bg))
-			assert.Equal(t, n, used(t, net, "k"))
-		}
-	})
 }
 
 // A settlement by a call goes on when its caller leaves, in the window of the request, whatever
@@ -505,45 +428,6 @@ func TestRefundServesWaiters(t *testing.T) {
 	})
 }
 
-// What FailOpen has admitted is overdrawn at once and never charged, also in a window that the store knows, and whatever has
-// become of the call. Its settlement gives nothing back.
-func TestSettleOfAFallback(t *testing.T) {
-	for what, f := range map[string]testnet.Fault{"rejected": testnet.Reject, "lost": testnet.LoseRequest, "reply lost": testnet.LoseReply, "data lost": testnet.Refuse} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 2, net, reservoir.PerHour(1000), opt, reservoir.WithFailOpen())
-			allow(t, all[0], "k", 10)
-			net.Always(f)
-			r, spent := allow(t, all[0], "k", 500), int64(10)
-			require.Equal(t, reservoir.Fallback, r.Source)
-			require.Positive(t, net.Happened(f))
-			time.Sleep(10 * time.Second)
-			if what == "data lost" {
-				net.LoseData()
-				net.Faults(nil)
-				allow(t, all[1], "k", 1) // another window
-				spent++
-				time.Sleep(10 * time.Second)
-			}
-			require.NoError(t, all[0].Settle(bg, r, 20))
-			require.NoError(t, all[0].Refund(bg, r), "which is too much by 480")
-			net.Faults(nil)
-			time.Sleep(10 * time.Minute)
-			allow(t, all[0], "k", 1)
-			spent++
-			synctest.Wait()
-			s := all[0].Stats()
-			assert.EqualValues(t, 500, s.Overdrawn)
-			assert.EqualValues(t, 500, s.Refunded)
-			assert.Zero(t, s.Debt)
-			assert.Equal(t, spent, used(t, net, "k")-stats(all...).Held)
-			for _, l := range all {
-				balance(t, l)
-			}
-		})
-	}
-}
-
 // Tokens that lie idle here but were not when the store last heard of them, because requests
 // gave them back or their callers have left, are told to the store: within a lead time if the
 // limit runs short, otherwise within a twentieth of the window. So another process gets all.
@@ -580,24 +464,5 @@ func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 		require.GreaterOrEqual(t, 100-seen.Used+seen.Idle, 100-spent, "what the store knows of")
 		require.Equal(t, 100-spent, drain(t, all[1], "k", 1))
 		balance(t, all[0])
-	})
-}
-
-// Tokens that come back to a limit that was used up are found by all who were refused, however
-// many these are and however long the window is.
-func TestReturnedTokensAreFoundByAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net := testnet.Far(time.Millisecond)
-		all := fleet(t, 100, net, reservoir.PerDay(6000, time.UTC))
-		large := allow(t, all[0], "k", 500)
-		require.True(t, large.Allowed)
-		for _, l := range all[1:] {
-			drain(t, l, "k", 1)
-		}
-		require.NoError(t, all[0].Refund(bg, large))
-		time.Sleep(3 * time.Second)
-		for i, l := range all[1:] {
-			require.Eventually(t, func() bool { return allow(t, l, "k", 1).Allowed }, 2*time.Second, 100*time.Millisecond, "process %d", i)
-		}
 	})
 }

@@ -2,9 +2,7 @@ package reservoir_test
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,58 +59,6 @@ func TestAllowUpTo(t *testing.T) {
 			}
 		})
 	}
-}
-
-// What lies idle in other processes is there, too.
-func TestAllowUpToFindsIdleTokens(t *testing.T) {
-	onKinds(t, func(t *testing.T, _ *testnet.Network, all []*reservoir.Limiter, _ reservoir.Limit) {
-		require.EqualValues(t, 600-3*60, upTo(t, all[0], 1000))
-		for _, l := range all {
-			require.Zero(t, upTo(t, l, 1000))
-		}
-	})
-}
-
-// Crowds of several processes, of whom some leave early, and some use less than they got, take the limit to the last token.
-func TestAllowUpToInCrowds(t *testing.T) {
-	onKinds(t, func(t *testing.T, _ *testnet.Network, all []*reservoir.Limiter, limit reservoir.Limit) {
-		var sum, left atomic.Int64
-		sum.Store(3 * 60)
-		var wg sync.WaitGroup
-		for i := range 60 {
-			wg.Go(func() {
-				rnd := rand.New(rand.NewPCG(1, uint64(i)))
-				time.Sleep(time.Duration(rnd.IntN(50)) * time.Millisecond)
-				ctx, cancel := context.WithTimeout(bg, time.Duration(1+rnd.IntN(8))*time.Millisecond)
-				defer cancel()
-				l := all[i%len(all)]
-				got, r, err := l.AllowUpTo(ctx, "k", 1+rnd.Int64N(20))
-				if err != nil {
-					assert.ErrorIs(t, err, context.DeadlineExceeded)
-					assert.Zero(t, got)
-					left.Add(1)
-				} else if used := got / 2; got > 0 && i%4 == 0 {
-					assert.NoError(t, l.Settle(bg, r, used))
-					got = used
-				}
-				assert.LessOrEqual(t, sum.Add(got), int64(600))
-			})
-		}
-		wg.Wait()
-		require.Positive(t, left.Load(), "some have left")
-		for range 20 {
-			for _, l := range all {
-				sum.Add(upTo(t, l, 600))
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		if limit.Rolls { // what comes back of a bucket that is over would count on
-			require.LessOrEqual(t, sum.Load(), int64(600))
-			require.GreaterOrEqual(t, sum.Load(), int64(570))
-		} else {
-			require.EqualValues(t, 600, sum.Load())
-		}
-	})
 }
 
 // While the store is away, there is what is in stock, or what the failure policy admits.

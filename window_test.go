@@ -2,9 +2,7 @@ package reservoir_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,26 +26,6 @@ import (
 
 // Limits, the windows in which they count, and their changes: by WithLimits, by the calendar,
 // by Reset.
-
-type plan struct {
-	limit atomic.Pointer[reservoir.Limit]
-	asked atomic.Int64
-}
-
-func (p *plan) option() reservoir.Option {
-	return reservoir.WithLimits(func(string) reservoir.Limit {
-		p.asked.Add(1)
-		return *p.limit.Load()
-	})
-}
-
-func (p *plan) set(l reservoir.Limit) { p.limit.Store(&l) }
-
-func planned(l reservoir.Limit) *plan {
-	p := new(plan)
-	p.set(l)
-	return p
-}
 
 // blockable is a limit per minute for WithLimits that a test blocks. It records when it
 // first returned the block.
@@ -74,26 +52,6 @@ func (b *blockable) option() reservoir.Option {
 
 func at(zone *time.Location, month time.Month, day, hour int) time.Time {
 	return time.Date(2000, month, day, hour, 0, 0, 0, zone)
-}
-
-// usedOf is what the store has charged to key in the open window of limit's counter.
-func usedOf(t testing.TB, s backend.Inspector, key string, limit reservoir.Limit) int64 {
-	t.Helper()
-	counters, err := s.Inspect(bg, key)
-	require.NoError(t, err)
-	for _, c := range counters {
-		if c.Counter == backend.Limit(limit).Counter() {
-			return c.Used
-		}
-	}
-	return 0
-}
-
-// skewed is s with a clock that is ahead of the processes' by so much.
-func skewed(s backend.Store, ahead time.Duration) *testnet.Network {
-	net := testnet.New(s, 0)
-	net.Skew(ahead)
-	return net
 }
 
 // Limits of one key share a window, to the token, if they differ in tokens only. Otherwise they share nothing, and neither shortens
@@ -128,55 +86,6 @@ func TestLimitsOfOneKey(t *testing.T) {
 					}
 				})
 			}
-		}
-	}
-}
-
-// Limits that have names share a key and nothing else, whatever the names.
-func TestNamedLimitsShareNothing(t *testing.T) {
-	stores := map[string]inspected{"memory": memstore.New(), "redis": redisstore.New(redistest.Start(t).Client())}
-	for where, store := range stores {
-		for how, opt := range everyPolicy() {
-			t.Run(where+"/"+how, func(t *testing.T) {
-				key := "user:" + how
-				second := open(t, store, reservoir.Limit{Tokens: 10, Window: 90 * time.Second}, opt, patient, reservoir.WithName("per second"))
-				hour := open(t, store, reservoir.PerHour(1000), opt, patient, reservoir.WithName("hour"))
-				g := reservoir.NewGroup(second, hour)
-				for i := range 12 {
-					r, err := g.Allow(bg, key, key)
-					require.NoError(t, err)
-					require.Equal(t, i < 10, r.Allowed)
-				}
-				assert.EqualValues(t, 10, drain(t, hour, key, 1)-980)
-				assert.EqualValues(t, 1000, used(t, store, "hour\x1f"+key))
-			})
-		}
-	}
-	store := memstore.New()
-	for _, x := range [][2]string{{"a", "b:c"}, {"a:b", "c"}, {"a%3Ab", "c"}, {"a", "b%3Ac"}, {"A", "b:c"}} {
-		l := open(t, store, reservoir.PerHour(7), reservoir.WithName(x[0]))
-		assert.EqualValues(t, 7, drain(t, l, x[1], 1), x)
-	}
-}
-
-// The deadline of stock counts from the sending of the request: a slow reply does not
-// lengthen a window, and a window never gives its tokens to the next one.
-func TestStockDiesWithItsWindow(t *testing.T) {
-	for name, opt := range batches() {
-		for _, distance := range []time.Duration{0, 80 * time.Millisecond} {
-			inBubble(t, fmt.Sprintf("%s/rtt=%v", name, distance), func(t *testing.T) {
-				l := open(t, testnet.Far(distance/2), reservoir.PerSecond(300), opt, reservoir.WithFetchTimeout(time.Second))
-				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(7 * time.Millisecond) {
-					r := allow(t, l, "k", 1)
-					if r.Source == reservoir.Local {
-						assert.True(t, time.Now().Before(r.Reset))
-					}
-				}
-				time.Sleep(3 * time.Second)
-				assert.Zero(t, l.Stats().Held)
-				assert.Positive(t, l.Stats().Expired)
-				balance(t, l)
-			})
 		}
 	}
 }
@@ -220,58 +129,6 @@ func TestNetworkSlowerThanWindow(t *testing.T) {
 	})
 }
 
-// RetryAfter is at most the window, also if the window does not end at a whole second and opens
-// within a millisecond, whoever answers: a batch, memory, a direct call, Check, FailLocal. Reset
-// stays the stored end.
-func TestRetryAfterIsAtMostTheWindow(t *testing.T) {
-	for _, window := range []time.Duration{time.Millisecond, 1500 * time.Millisecond, time.Second} {
-		for name, opts := range map[string][]reservoir.Option{
-			"batches": nil, "direct": {reservoir.WithDirect()}, "no memory": {reservoir.WithMaxKeys(0)}, "group": nil,
-			"local": {reservoir.WithFailLocal(1)}, // its window is the process' own
-		} {
-			inBubble(t, fmt.Sprint(name, "/", window), func(t *testing.T) {
-				time.Sleep(7*time.Millisecond + 10*time.Microsecond)
-				net := testnet.Far(0)
-				l := open(t, net, reservoir.Limit{Tokens: 10, Window: window}, opts...)
-				if name == "local" {
-					net.Always(testnet.Answer(backend.Unavailable, "away", false))
-				}
-				ask := func() reservoir.Result { return allow(t, l, "k", 1) }
-				if name == "group" {
-					ask = func() reservoir.Result {
-						r, err := reservoir.NewGroup(l).Allow(bg, "k")
-						require.NoError(t, err)
-						return r.Result
-					}
-				}
-				var reset time.Time
-				admitted := 0
-				for range 20 {
-					r := ask()
-					if r.Allowed {
-						admitted++
-					} else {
-						require.Positive(t, r.RetryAfter)
-						require.LessOrEqual(t, r.RetryAfter, window)
-						require.InDelta(t, time.Until(r.Reset), r.RetryAfter, float64(time.Millisecond))
-					}
-					require.True(t, reset.IsZero() || reset.Equal(r.Reset))
-					reset = r.Reset
-				}
-				require.Equal(t, 10, admitted)
-				if name == "local" {
-					return
-				}
-				r, err := l.Check(bg, "k")
-				require.NoError(t, err)
-				require.False(t, r.Allowed)
-				require.LessOrEqual(t, r.RetryAfter, window)
-				require.True(t, reset.Equal(r.Reset))
-			})
-		}
-	}
-}
-
 // A window of whole seconds ends at one instant for all: the header of httplimit, the
 // end in Redis, GitHub's script and every Result name the same whole second. Of
 // another length it ends at the same millisecond.
@@ -299,7 +156,6 @@ func TestOneNumberForReset(t *testing.T) {
 						script(name, window)
 					}
 					r := allow(t, l, key, 1)
-					requireFair(t, r, limit)
 					if whole || scriptFirst {
 						require.Equal(t, r.Reset.Unix(), script(name, window))
 						require.Equal(t, strconv.FormatInt(r.Reset.Unix(), 10), rdb.Get(bg, name+":exp").Val())
@@ -312,27 +168,6 @@ func TestOneNumberForReset(t *testing.T) {
 					require.Equal(t, r.Reset, allow(t, l, key, 1).Reset)
 				})
 			}
-		}
-	}
-}
-
-// A refused key that nobody asks for costs nothing: no store call, and no call of the
-// function of WithLimits.
-func TestIdleRefusedKeysCostNothing(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		for _, n := range []int64{1, 10} {
-			inBubble(t, fmt.Sprint(name, "/", n), func(t *testing.T) {
-				limit, net := planned(reservoir.PerMinute(50)), testnet.Far(time.Millisecond)
-				l := open(t, net, reservoir.PerMinute(1), opt, limit.option())
-				for i := range 100 {
-					require.EqualValues(t, 50, drain(t, l, fmt.Sprint(i), n))
-				}
-				synctest.Wait()
-				asked, calls := limit.asked.Load(), net.Count("")
-				time.Sleep(55 * time.Second)
-				assert.Equal(t, asked, limit.asked.Load())
-				assert.Equal(t, calls, net.Count(""))
-			})
 		}
 	}
 }
@@ -552,11 +387,6 @@ func TestLimitsThatAlternate(t *testing.T) {
 	}
 }
 
-func inShadow(l reservoir.Limit) reservoir.Limit {
-	l.Shadow = true
-	return l
-}
-
 // In shadow what a limit refuses passes, and says so. Nobody waits, and what passes is not
 // charged.
 func TestShadow(t *testing.T) {
@@ -622,115 +452,6 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 			}
 			require.Equal(t, reservoir.Block(), to, "it is served in the end")
 		})
-	}
-}
-
-// A shadowed request for more than the limit tells the same window as all others.
-func TestShadowedLargeRequest(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		l := open(t, testnet.Far(time.Millisecond), inShadow(reservoir.PerMinute(100)), opt)
-		was := allow(t, l, "k", 10)
-		time.Sleep(10 * time.Second)
-		r := allow(t, l, "k", 101)
-		assert.True(t, r.Allowed && r.Shadowed)
-		assert.True(t, was.Reset.Equal(r.Reset), "%v, not %v", was.Reset, r.Reset)
-		assert.Equal(t, was.Remaining, r.Remaining)
-	})
-}
-
-// A caller in line for a limit passes when the limit goes into shadow.
-func TestWaitWhenShadowBegins(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-		var shadow atomic.Bool
-		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
-			return reservoir.Limit{Tokens: 1, Window: 24 * time.Hour, Shadow: shadow.Load()}
-		}))
-		first := allow(t, l, "k", 1)
-		time.AfterFunc(time.Second, func() { shadow.Store(true) })
-		r, err := l.Wait(bg, "k")
-		require.NoError(t, err)
-		assert.True(t, r.Shadowed)
-		assert.True(t, time.Now().Before(first.Reset))
-	})
-}
-
-// A key that was reset has its whole limit once more, in all processes within a probe's
-// time, and never more of the new window than that. Only stock comes on top.
-func TestReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for what, limit := range map[string]reservoir.Limit{"hour": reservoir.PerHour(600), "minute": reservoir.PerMinute(600), "day": reservoir.PerDay(600, nil)} {
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 3, net, limit, opt)
-			require.NoError(t, all[0].Reset(bg, what), "nothing is open")
-			exhaust(t, all, what)
-			before := allow(t, all[1], what, 1)
-			require.False(t, before.Allowed)
-			waiting := make(chan error, 1)
-			go func() { waiting <- waitFor(bg, all[0], what, 5) }()
-			synctest.Wait()
-			held := stats(all...).Held
-			require.NoError(t, all[0].Reset(bg, what))
-			require.NoError(t, <-waiting)
-			require.Less(t, time.Until(before.Reset), before.RetryAfter, "at once, not at the reset")
-			first := allow(t, all[0], what, 1)
-			admitted := int64(6)
-			for end := time.Now().Add(min(limit.Window, time.Hour) / 2); time.Now().Before(end); time.Sleep(min(limit.Window, time.Hour) / 1000) {
-				for _, l := range all {
-					for range 5 {
-						if r := allow(t, l, what, 1); r.Allowed {
-							admitted++
-							require.Equal(t, first.Reset, r.Reset, "one window")
-						}
-					}
-				}
-			}
-			require.LessOrEqual(t, admitted, limit.Tokens+held, "of the old window only what was held")
-			require.Greater(t, admitted+stats(all...).Held, limit.Tokens*9/10)
-			for _, l := range all {
-				balance(t, l)
-				require.NoError(t, l.Close(bg))
-				require.ErrorIs(t, l.Reset(bg, what), reservoir.ErrClosed)
-			}
-		}
-	})
-	l := open(t, testnet.Far(0), reservoir.PerHour(5))
-	assert.ErrorIs(t, l.Reset(bg, ""), reservoir.ErrKey)
-}
-
-func TestRefusalsAreFreeAfterAnothersReset(t *testing.T) {
-	inBubbles(t, "", everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-		for _, limit := range []reservoir.Limit{reservoir.PerDay(100, nil), reservoir.PerHour(100), reservoir.PerMinute(100)} {
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 2, net, limit, opt)
-			for _, l := range all {
-				allow(t, l, "k", 1)
-			}
-			time.Sleep(100 * time.Millisecond)
-			require.NoError(t, all[0].Reset(bg, "k"))
-			drain(t, all[0], "k", 1)
-			drain(t, all[1], "k", 1)
-			synctest.Wait()
-			calls := net.Count("")
-			for range 1000 {
-				require.False(t, allow(t, all[1], "k", 1).Allowed)
-			}
-			assert.LessOrEqual(t, net.Count("")-calls, 3, "%v", limit.Window)
-			for _, l := range all {
-				balance(t, l)
-				require.NoError(t, l.Close(bg))
-			}
-		}
-	})
-}
-
-// faulty makes one call of so many meet one of the faults.
-func faulty(seed uint64, of int, faults []testnet.Fault) func(*testnet.Call) testnet.Fault {
-	rnd := rand.New(rand.NewPCG(seed, uint64(of)))
-	return func(*testnet.Call) testnet.Fault {
-		if rnd.IntN(of) > 0 {
-			return testnet.Fine
-		}
-		return faults[rnd.IntN(len(faults))]
 	}
 }
 
@@ -808,61 +529,8 @@ func TestPlanOfAnotherLength(t *testing.T) {
 	}
 }
 
-// A plan that goes there and back before the store has heard that the key left strands nothing: the key that leaves comes back,
-// because a second account of the counter would make void what the first one gives back.
-func TestPlanThereAndBack(t *testing.T) {
-	for what, plans := range map[string][2]reservoir.Limit{
-		"fixed":        {reservoir.PerHour(1000), reservoir.PerDay(300, nil)},
-		"rolling":      {reservoir.PerHour(1000).Rolling(), reservoir.PerHour(300)},
-		"larger":       {reservoir.PerHour(1000), reservoir.PerDay(300, nil)},
-		"to unlimited": {reservoir.PerHour(1000), reservoir.Unlimited()},
-		"to a block":   {reservoir.PerHour(1000), reservoir.Block()},
-	} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
-			net, limit, lost := testnet.Far(time.Millisecond), planned(plans[0]), 0
-			l := fleet(t, 1, net, reservoir.PerMinute(1), limit.option(), opt)[0]
-			admitted := int64(0)
-			ask := func(n int64) bool {
-				r := allow(t, l, "k", n)
-				if r.Allowed {
-					admitted += n
-				}
-				return r.Allowed
-			}
-			for range 20 {
-				require.True(t, ask(1))
-				time.Sleep(time.Second)
-			}
-			net.Faults(func(c *testnet.Call) testnet.Fault {
-				if c.Statement != nil && c.Statement.Leaving {
-					lost++
-					return testnet.LoseRequest
-				}
-				return testnet.Fine
-			})
-			held := l.Stats().Held
-			for _, to := range []reservoir.Limit{plans[1], plans[0]} {
-				if what == "larger" && to == plans[0] {
-					to = reservoir.PerHour(1100)
-				}
-				limit.set(to)
-				require.NoError(t, l.Refresh(bg, "k"))
-			}
-			require.True(t, ask(1))
-			require.True(t, held == 0 || lost > 0)
-			net.Faults(nil)
-			time.Sleep(time.Second)
-			for ask(1) {
-			}
-			require.Equal(t, limit.limit.Load().Tokens, admitted)
-			require.Equal(t, admitted, usedOf(t, net, "k", *limit.limit.Load()))
-			balance(t, l)
-		})
-	}
-}
-
-// Windows by the calendar end at its midnights, for all processes, whatever came before;
-// probes, refusals and outages know the real length.
+// Windows by the calendar end at its midnights by the store's clock, for all processes, whatever came before and whatever their own
+// clocks show; probes, refusals and outages know the real length.
 func TestCalendarWindows(t *testing.T) {
 	zone, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
@@ -875,83 +543,32 @@ func TestCalendarWindows(t *testing.T) {
 		"week":  {reservoir.PerWeek(50, nil), at(time.UTC, 2, 23, 1), []time.Time{at(time.UTC, 2, 28, 0), at(time.UTC, 3, 6, 0), at(time.UTC, 3, 13, 0)}},
 		"month": {reservoir.PerMonth(50, zone), at(zone, 1, 30, 7), []time.Time{at(zone, 2, 1, 0), at(zone, 3, 1, 0), at(zone, 4, 1, 0), at(zone, 5, 1, 0)}},
 	} {
-		inBubbles(t, what, everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
-			time.Sleep(time.Until(c.begin))
-			net := testnet.Far(time.Millisecond)
-			all := fleet(t, 3, net, c.limit, opt)
-			for i, end := range c.ends {
-				for k := range 30 {
-					r := allow(t, all[(i+k)%3], "k", 3)
-					require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+		for _, ahead := range []time.Duration{0, 30 * time.Minute, -90 * time.Second} { // of the store's clock
+			inBubbles(t, fmt.Sprint(what, "/", ahead), everyPolicy(), func(t *testing.T, name string, opt reservoir.Option) {
+				time.Sleep(time.Until(c.begin))
+				net := testnet.Far(time.Millisecond)
+				net.Skew(ahead)
+				all := fleet(t, 3, net, c.limit, opt)
+				for i, end := range c.ends {
+					for k := range 30 {
+						r := allow(t, all[(i+k)%3], "k", 3)
+						require.True(t, end.Equal(r.Reset), "%v, want %v", r.Reset, end)
+						require.True(t, r.Allowed || k > 0, "nothing was used in this period")
+					}
+					r := allow(t, all[i%3], "other "+what, 1)
+					require.True(t, end.Equal(r.Reset))
+					require.LessOrEqual(t, used(t, net, "k"), int64(50))
+					require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
+					left := time.Until(end) - ahead
+					if r = allow(t, all[0], "k", 50); !r.Allowed && ahead == 0 {
+						require.InDelta(t, left, r.RetryAfter, float64(2*time.Minute))
+					}
+					time.Sleep(left + time.Duration(1+i)*time.Second)
 				}
-				r := allow(t, all[i%3], "other "+what, 1)
-				require.True(t, end.Equal(r.Reset))
-				require.LessOrEqual(t, used(t, net, "k"), int64(50))
-				require.GreaterOrEqual(t, used(t, net, "k"), int64(48))
-				if r = allow(t, all[0], "k", 50); !r.Allowed {
-					require.Equal(t, time.Until(end).Round(time.Minute), r.RetryAfter.Round(time.Minute))
+				for _, l := range all {
+					balance(t, l)
 				}
-				time.Sleep(time.Until(end.Add(time.Duration(i) * time.Second)))
-			}
-			for _, l := range all {
-				balance(t, l)
-			}
-		})
-	}
-}
-
-// Windows by the calendar with processes whose clocks differ from the store's and from each
-// other's, over days on which clocks are set and months of all lengths: by the store's clock
-// each window is a whole period, no period admits more than the limit, and nobody is refused
-// in a period of which nothing was used.
-func TestCalendarOfSkewedClocks(t *testing.T) {
-	for name, aheads := range map[string][]time.Duration{ // of the store's clock
-		"UTC": {-90 * time.Second, 30 * time.Minute}, "Europe/Berlin": {90 * time.Second, -30 * time.Minute},
-		"America/Santiago": {-90 * time.Second, 30 * time.Minute}, "Africa/Cairo": {90 * time.Second, -30 * time.Minute},
-	} {
-		zone, err := time.LoadLocation(name)
-		require.NoError(t, err)
-		for what, make := range map[string]func(int64, *time.Location) reservoir.Limit{"day": reservoir.PerDay, "week": reservoir.PerWeek, "month": reservoir.PerMonth} {
-			for _, ahead := range aheads {
-				inBubbles(t, fmt.Sprint(name, what, ahead), smallBatches(), func(t *testing.T, _ string, opt reservoir.Option) {
-					limit := make(20, zone)
-					store := memstore.New()
-					all := []*reservoir.Limiter{
-						open(t, skewed(store, ahead), limit, opt), open(t, skewed(store, ahead), limit, opt),
-					}
-					time.Sleep(time.Until(time.Date(2000, 3, 24, 13, 0, 5, 0, time.UTC)))
-					step, steps := 15*time.Minute, 4*4*24 // a Sunday on which clocks are set, and the Monday after it
-					if what == "month" {
-						step, steps = 4*time.Hour, 6*70
-					}
-					admitted := map[time.Time]int{}
-					begins := map[time.Time]bool{}
-					var shown int
-					for i := range steps {
-						at := time.Now().Add(ahead) // by the store's clock
-						begin, end := limit.Calendar.Around(at)
-						r := allow(t, all[i%2], "k", 1)
-						if r.Allowed {
-							admitted[begin]++
-						} else if !begins[begin] && admitted[begin] == 0 {
-							if shown++; shown < 4 {
-								t.Logf("refused at %v, though none was admitted since %v; reset %v", at.In(zone), begin, r.Reset.In(zone))
-							}
-							assert.Less(t, shown, 4)
-						}
-						if !r.Reset.Equal(end) {
-							if shown++; shown < 4 {
-								t.Logf("at %v reset is %v, want %v", at.In(zone), r.Reset.In(zone), end)
-							}
-						}
-						time.Sleep(step)
-					}
-					assert.Zero(t, shown)
-					for begin, n := range admitted {
-						require.LessOrEqual(t, n, 20, "%v", begin)
-					}
-				})
-			}
+			})
 		}
 	}
 }
@@ -970,108 +587,6 @@ func TestRollingCheck(t *testing.T) {
 		require.False(t, allow(t, l, "k", 1).Allowed)
 		time.Sleep(time.Millisecond)
 		require.True(t, allow(t, other, "k", 1).Allowed)
-	})
-}
-
-// TestRollingSettleOfAForgottenKey: the key was refused when it was forgotten, and that refusal has ended since.
-func TestRollingSettleOfAForgottenKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := open(t, memstore.New(), reservoir.PerMinute(3).Rolling(), reservoir.WithIdle(time.Second))
-		r := allow(t, l, "k", 3)
-		refused, err := l.Allow(bg, "k")
-		require.NoError(t, err)
-		require.False(t, refused.Allowed)
-		time.Sleep(90 * time.Second)
-		require.Zero(t, l.Stats().Keys, "it is forgotten")
-		require.NoError(t, l.Settle(bg, r, 1))
-		require.EqualValues(t, 2, l.Stats().Refunded)
-	})
-}
-
-// TestRollingSilent: a process that has fallen silent soon keeps no tokens that another one is
-// refused, and makes no calls for them.
-func TestRollingSilent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New()
-		a, b := open(t, store, reservoir.PerMinute(100).Rolling()), open(t, store, reservoir.PerMinute(100).Rolling())
-		for range 90 {
-			allow(t, a, "k", 1)
-			time.Sleep(time.Second)
-		}
-		require.NotZero(t, a.Stats().Held)
-		admitted := 0
-		for range 120 {
-			if allow(t, b, "k", 1).Allowed {
-				admitted++
-			}
-			time.Sleep(time.Second / 2)
-		}
-		assert.LessOrEqual(t, a.Stats().Held, int64(1))
-		calls := a.Stats().StoreCalls
-		time.Sleep(5 * time.Minute)
-		assert.LessOrEqual(t, a.Stats().StoreCalls, calls+1)
-		assert.Greater(t, admitted, 80, "what was spent before counts for a while")
-	})
-}
-
-// TestRollingSlowReplies: a process so far from the store that all replies come after their buckets gets an outage's error, and the
-// tokens go back.
-func TestRollingSlowReplies(t *testing.T) {
-	inBubbles(t, "", map[string]reservoir.Option{"direct": reservoir.WithDirect(), "adaptive": reservoir.WithBatch(1, 0)}, func(t *testing.T, _ string, opt reservoir.Option) {
-		net, limit := testnet.Far(810*time.Millisecond), reservoir.PerSecond(20).Rolling()
-		l := open(t, net, limit, reservoir.WithFetchTimeout(3*time.Second), opt)
-		_, err := l.Allow(bg, "k")
-		failure, ok := errors.AsType[*reservoir.StoreError](err)
-		require.True(t, ok, "%v", err)
-		require.Equal(t, backend.Unavailable, failure.Class)
-		require.Equal(t, 3, net.Count("sync"))
-		time.Sleep(2 * time.Second)
-		free, err := net.Store().Check(bg, "k", backend.Limit(limit))
-		require.NoError(t, err)
-		require.EqualValues(t, 20, free.Remaining)
-	})
-}
-
-// TestRollingStep: a store's clock that steps back keeps nobody waiting for longer than the wait that it was told before and another
-// one, because the ring's clock stands still until the next statement.
-func TestRollingStep(t *testing.T) {
-	for _, direct := range []bool{true, false} {
-		inBubble(t, strconv.FormatBool(direct), func(t *testing.T) {
-			net, opts := testnet.Far(time.Millisecond), []reservoir.Option{}
-			if direct {
-				opts = append(opts, reservoir.WithDirect())
-			}
-			l := open(t, net, reservoir.PerMinute(1000).Rolling(), opts...)
-			allow(t, l, "k", 1000)
-			net.Skew(-3 * time.Minute)
-			start := time.Now()
-			for r := (reservoir.Result{}); !r.Allowed; time.Sleep(time.Second) {
-				var err error
-				r, err = l.Allow(bg, "k")
-				require.NoError(t, err)
-				require.Less(t, time.Since(start), 130*time.Second)
-			}
-		})
-	}
-}
-
-// TestRollingRefundAfterSilence: what was spent before a silence is not given back after it, although the
-// store's clock has stepped back and shows an earlier time than the window of its Result.
-func TestRollingRefundAfterSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		net, limit := testnet.Far(time.Millisecond), reservoir.PerSecond(5).Rolling()
-		l, other := open(t, net.Port(0, 0), limit), open(t, net.Port(1, 0), limit)
-		require.True(t, allow(t, other, "k", 1).Allowed)
-		net.Skew(-10 * time.Second)
-		old := allow(t, l, "k", 4)
-		require.Equal(t, reservoir.Fetched, old.Source)
-		require.True(t, old.Allowed)
-		time.Sleep(2 * time.Second)
-		require.True(t, allow(t, l, "k", 5).Allowed)
-		require.NoError(t, l.Refund(bg, old))
-		time.Sleep(100 * time.Millisecond) // a statement would have carried it
-		require.False(t, allow(t, other, "k", 4).Allowed, "9 of 5 within a tenth of a second")
-		require.EqualValues(t, 4, l.Stats().Expired)
 	})
 }
 

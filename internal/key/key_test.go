@@ -539,3 +539,18 @@ func TestDenialEndsWithMore(t *testing.T) {
 		})
 	}
 }
+
+// TestRefusedCallerGivesNothingBack: nor does one whose context ends just when the failure policy refuses it.
+func TestRefusedCallerGivesNothingBack(t *testing.T) {
+	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
+		r.env.Fallback = Policy{Mode: FailLocal, Share: 0.01}
+		r.away.Store(true)
+		w, v := k.decide(t.Context(), Ask{N: 11}, true)
+		require.Equal(t, wait, v.Next)
+		<-w.Ready
+		require.Equal(t, Fallback, w.Outcome.Answer.Source)
+		require.False(t, w.Outcome.Answer.Allowed)
+		k.cancel(w)
+		require.Zero(t, r.env.Counts.Refunded.Load())
+	})
+}
