@@ -204,6 +204,25 @@ func TestDebtWaits(t *testing.T) {
 	})
 }
 
+// Overruns that go on all the time are stated some 20 times a window, however long a
+// statement is under way.
+func TestSteadyOverruns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(15 * time.Millisecond)
+		l := open(t, net, reservoir.PerMinute(1000), reservoir.WithFixedBatch(1))
+		paid := allow(t, l, "k", 1)
+		require.True(t, allow(t, l, "k", 999).Allowed)
+		require.False(t, allow(t, l, "k", 1).Allowed)
+		calls := net.Count("")
+		for range 3000 {
+			require.NoError(t, l.Settle(bg, paid, 2))
+			time.Sleep(10 * time.Millisecond)
+		}
+		assert.InDelta(t, 10, net.Count("")-calls, 2, "in half a window")
+		assert.InDelta(t, 4000-150, used(t, net, "k"), 150, "but for what was used since the last")
+	})
+}
+
 // An overrun in the last moments of a window, which no call can state in time any more, counts as
 // above the limit.
 func TestSettleInTheLastMoments(t *testing.T) {
@@ -329,6 +348,24 @@ func TestSettleByACallFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The client that has left is why many a request is settled: a context that has ended is no
+// reason not to.
+func TestSettleAfterTheContextHasEnded(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		for _, n := range []int64{0, 10, 70} {
+			net := testnet.Far(10 * time.Millisecond)
+			l := open(t, net, reservoir.PerHour(100), opt)
+			ctx, cancel := context.WithCancel(bg)
+			r, err := l.AllowN(ctx, "k", 50)
+			require.NoError(t, err)
+			cancel()
+			require.NoError(t, l.Settle(ctx, r, n))
+			require.NoError(t, l.Close(bg))
+			assert.Equal(t, n, used(t, net, "k"))
+		}
+	})
 }
 
 // A settlement by a call goes on when its caller leaves, in the window of the request, whatever

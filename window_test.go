@@ -455,6 +455,35 @@ func TestWaitWhenShadowEnds(t *testing.T) {
 	}
 }
 
+// A shadowed request for more than the limit tells the same window as all others.
+func TestShadowedLargeRequest(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		l := open(t, testnet.Far(time.Millisecond), inShadow(reservoir.PerMinute(100)), opt)
+		was := allow(t, l, "k", 10)
+		time.Sleep(10 * time.Second)
+		r := allow(t, l, "k", 101)
+		assert.True(t, r.Allowed && r.Shadowed)
+		assert.True(t, was.Reset.Equal(r.Reset), "%v, not %v", was.Reset, r.Reset)
+		assert.Equal(t, was.Remaining, r.Remaining)
+	})
+}
+
+// A caller in line for a limit passes when the limit goes into shadow.
+func TestWaitWhenShadowBegins(t *testing.T) {
+	inBubbles(t, "", everyPolicy(), func(t *testing.T, _ string, opt reservoir.Option) {
+		var shadow atomic.Bool
+		l := open(t, testnet.Far(time.Millisecond), reservoir.PerDay(1, nil), opt, reservoir.WithLimits(func(string) reservoir.Limit {
+			return reservoir.Limit{Tokens: 1, Window: 24 * time.Hour, Shadow: shadow.Load()}
+		}))
+		first := allow(t, l, "k", 1)
+		time.AfterFunc(time.Second, func() { shadow.Store(true) })
+		r, err := l.Wait(bg, "k")
+		require.NoError(t, err)
+		assert.True(t, r.Shadowed)
+		assert.True(t, time.Now().Before(first.Reset))
+	})
+}
+
 // A plan that changes to another length or kind counts in windows of its own from the moment when a process hears of it. Who goes
 // back finds the old count, so whoever toggles between two plans gains one limit of each and nothing beyond that, and
 // loses nothing either, though what is held when the plan changes must go back first.
