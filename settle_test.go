@@ -503,3 +503,22 @@ func TestIdleTokensThatTheStoreDoesNotKnow(t *testing.T) {
 		balance(t, all[0])
 	})
 }
+
+// Tokens that come back to a limit that was used up are found by all who were refused, however
+// many these are and however long the window is.
+func TestReturnedTokensAreFoundByAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := testnet.Far(time.Millisecond)
+		all := fleet(t, 100, net, reservoir.PerDay(6000, time.UTC))
+		large := allow(t, all[0], "k", 500)
+		require.True(t, large.Allowed)
+		for _, l := range all[1:] {
+			drain(t, l, "k", 1)
+		}
+		require.NoError(t, all[0].Refund(bg, large))
+		time.Sleep(3 * time.Second)
+		for i, l := range all[1:] {
+			require.Eventually(t, func() bool { return allow(t, l, "k", 1).Allowed }, 2*time.Second, 100*time.Millisecond, "process %d", i)
+		}
+	})
+}

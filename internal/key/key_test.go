@@ -113,105 +113,6 @@ func withKey(t *testing.T, name string, f func(t *testing.T, r *rig, k *Key)) {
 // hourly is a limit in another counter than that of withKey.
 var hourly = backend.Limit{Tokens: 1000, Window: time.Hour}
 
-// TestPhases: what each event makes of a key.
-func TestPhases(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		after func(t *testing.T, r *rig, k *Key)
-		want  string
-		short bool
-	}{
-		{"nothing has happened", func(*testing.T, *rig, *Key) {}, "cold", false},
-		{"a request at the window's beginning, which tells no rate", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1) }, "open", true},
-		{"few requests", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); time.Sleep(30 * time.Second); r.ask(t, k, 50) }, "open", false},
-		{"most of the limit is used at once", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 500)
-			r.ask(t, k, 1)
-			time.Sleep(10 * time.Second)
-			r.ask(t, k, 50)
-		}, "open", true},
-		{"others have the rest", func(t *testing.T, r *rig, k *Key) { r.other(t, 1000); assert.False(t, r.ask(t, k, 1).Allowed) }, "denied", true},
-		{"a request for more than is left, though few come", func(t *testing.T, r *rig, k *Key) {
-			r.ask(t, k, 1)
-			time.Sleep(30 * time.Second)
-			r.ask(t, k, 50)
-			assert.False(t, r.ask(t, k, 1000).Allowed)
-		}, "denied", false},
-		{"a denial, and a higher limit", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 1000)
-			r.ask(t, k, 1)
-			k.Relimit(backend.Limit{Tokens: 2000, Window: time.Minute}, Told, nil)
-		}, "open", true},
-		{"a request after a denial's window", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 1000)
-			r.ask(t, k, 1)
-			time.Sleep(time.Minute)
-			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, "open", true},
-		{"two visits without a request, and no answer", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 1)
-			r.ask(t, k, 1)
-			r.away.Store(true)
-			r.forget(k)
-		}, "leaving", true},
-		{"the same, and a request", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 1)
-			r.ask(t, k, 1)
-			r.away.Store(true)
-			r.forget(k)
-			r.away.Store(false)
-			assert.True(t, r.ask(t, k, 1).Allowed)
-		}, "open", true},
-		{"two visits, and the answer", func(t *testing.T, r *rig, k *Key) {
-			r.other(t, 1)
-			r.ask(t, k, 1)
-			r.forget(k)
-		}, "retired", true},
-		{"a limit of another length, and no answer", func(t *testing.T, r *rig, k *Key) {
-			r.ask(t, k, 1)
-			r.away.Store(true)
-			k.Relimit(hourly, Told, nil)
-			assert.Nil(t, r.env.Find("k"))
-		}, "leaving", true},
-		{"the same, and the answer", func(t *testing.T, r *rig, k *Key) {
-			r.ask(t, k, 1)
-			k.Relimit(hourly, Told, nil)
-			time.Sleep(2 * time.Millisecond)
-		}, "retired", true},
-		{"a block, and the answer", func(t *testing.T, r *rig, k *Key) {
-			r.ask(t, k, 1)
-			k.Relimit(backend.Limit{Tokens: BlockTokens}, Told, nil)
-			time.Sleep(2 * time.Millisecond)
-		}, "retired", true},
-		{"its end", func(t *testing.T, r *rig, k *Key) { r.ask(t, k, 1); k.Retire(false) }, "retired", true},
-	} {
-		withKey(t, c.name, func(t *testing.T, r *rig, k *Key) {
-			c.after(t, r, k)
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			assert.Equal(t, c.want, k.state())
-			assert.Equal(t, c.short, k.short, "the limit will run out")
-		})
-	}
-}
-
-// state names what a key is.
-func (k *Key) state() string {
-	switch {
-	case k.phase == retired:
-		return "retired"
-	case k.phase == left:
-		return "left"
-	case k.phase == leaving:
-		return "leaving"
-	case k.Lease.Load() == nil:
-		return "cold"
-	case k.use != nil && k.use.denial.State == denial.Denied:
-		return "denied"
-	}
-	return "open"
-}
-
 // TestRetiredStaysRetired: no event makes more of a key that is retired.
 func TestRetiredStaysRetired(t *testing.T) {
 	if invariant.Enabled {
@@ -239,20 +140,6 @@ func TestIdleDenial(t *testing.T) {
 		require.False(t, k.Lease.Load().Denies(1, r.env.Clock.Now()), "the next caller must come by the lock")
 		require.False(t, r.ask(t, k, 1).Allowed)
 		assert.True(t, k.Lease.Load().Denies(1, r.env.Clock.Now()))
-	})
-}
-
-// TestFactsChangeNothing: to ask what is true of a key twice gives the same, and leaves it as it was.
-func TestFactsChangeNothing(t *testing.T) {
-	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
-		r.ask(t, k, 1)
-		time.Sleep(time.Second)
-		r.ask(t, k, 100)
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		now, before := r.env.Clock.Now(), *k.use.demand
-		assert.Equal(t, k.facts(now, true, unchanged), k.facts(now, true, unchanged))
-		assert.Equal(t, before, *k.use.demand)
 	})
 }
 

@@ -52,38 +52,6 @@ func (l *line) said() (s []string) {
 	return s
 }
 
-// TestServe: n asks and leaves if it must wait for the reset, -n stays.
-func TestServe(t *testing.T) {
-	const inf = math.MaxInt64
-	for _, row := range []struct {
-		name       string
-		line       []int64
-		hand, left int64
-		rest       int64
-		want       []string
-	}{
-		{"empty", nil, 5, inf, 5, nil},
-		{"all that is there", []int64{2, -3}, 5, 0, 0, []string{"grant", "grant"}},
-		{"the first holds up those behind it", []int64{4, 1, -1}, 3, inf, 3, []string{"waits", "waits", "waits"}},
-		{"to the token", []int64{4, 1}, 3, 1, 3, []string{"waits", "waits"}},
-		{"who cannot be served is refused, and holds up nobody", []int64{5, 1}, 3, 1, 2, []string{"refuse", "grant"}},
-		{"or is parked, if it stays", []int64{-5, 1}, 3, 1, 2, []string{"parked", "grant"}},
-		{"who stays passes nobody who does", []int64{-5, -1, 1, -2}, 3, 1, 2, []string{"parked", "parked", "grant", "parked"}},
-		{"but who leaves may hold up those behind it", []int64{-5, 4, -1, 1}, 3, 1, 3, []string{"parked", "waits", "waits", "waits"}},
-		{"nothing is left", []int64{1, -1}, 0, 0, 0, []string{"refuse", "parked"}},
-		{"as many as there are numbers", []int64{inf, 1}, 2, inf, 2, []string{"waits", "waits"}},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			var l line
-			for _, n := range row.line {
-				l.push(max(n, -n), n < 0)
-			}
-			assert.Equal(t, row.rest, l.serve(row.hand, row.left))
-			assert.Equal(t, row.want, l.said())
-		})
-	}
-}
-
 // TestMiss: who stays, and would be served after its deadline, is told at once, and is
 // ahead of nobody.
 func TestMiss(t *testing.T) {
@@ -222,30 +190,6 @@ func TestWakeUp(t *testing.T) {
 	l.Notify(w, "grant")
 	assert.False(t, w.InLine)
 	require.Len(t, w.Ready, 1)
-}
-
-// TestSince: in order, and the one that it is given may be told.
-func TestSince(t *testing.T) {
-	var l line
-	for n := range int64(4) {
-		l.push(n, false)
-	}
-	var seen []int64
-	l.Since(0, func(w *Waiter[string]) {
-		seen = append(seen, w.N)
-		if w.N%2 == 0 {
-			l.Notify(w, "gone")
-		}
-	})
-	assert.Equal(t, []int64{0, 1, 2, 3}, seen)
-	for seq, want := range [][]uint64{{2, 4}, {2, 4}, {4}, {4}, nil} {
-		var above []uint64
-		l.Since(uint64(seq), func(w *Waiter[string]) { above = append(above, w.Seq) })
-		assert.Equal(t, want, above, "above %d", seq)
-	}
-	assert.EqualValues(t, 1, l.First.N)
-	assert.EqualValues(t, 4, l.Last)
-	assert.EqualValues(t, 2, l.First.Seq)
 }
 
 // TestAgainstModel compares a line with a plain list under random events.
