@@ -291,19 +291,4 @@ func TestSlowHook(t *testing.T) {
 		time.Sleep(time.Second)
 		assert.Positive(t, told.Load())
 	})
-	inBubble(t, "the lead time", func(t *testing.T) {
-		calls := map[bool]int{}
-		for _, slow := range []bool{false, true} {
-			net := testnet.Far(rtt / 2)
-			hook := reservoir.WithHooks(reservoir.Hooks{StoreCall: func(reservoir.StoreCall) {
-				if slow {
-					time.Sleep(50 * time.Millisecond)
-				}
-			}})
-			l := open(t, net, reservoir.PerMinute(600_000), reservoir.WithBatch(1, 200), hook)
-			every(t, l, 1, time.Millisecond, time.Now().Add(20*time.Second), nil)
-			calls[slow] = net.Count("")
-		}
-		assert.InDelta(t, calls[false], calls[true], float64(calls[false])/10, "a re-order point too high orders more often")
-	})
 }
