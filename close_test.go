@@ -96,6 +96,14 @@ func TestCloseIsBounded(t *testing.T) {
 		s := l.Stats()
 		assert.EqualValues(t, 3000, s.Spent)
 		assert.LessOrEqual(t, held, s.Expired+s.Returned)
+
+		hasty := open(t, net, reservoir.PerHour(1000), opt, heard.option(), reservoir.WithFetchTimeout(time.Minute))
+		require.True(t, allow(t, hasty, "k", 1).Allowed)
+		ended, cancel := context.WithCancel(bg)
+		cancel()
+		begin := time.Now()
+		_ = hasty.Close(ended)
+		assert.Zero(t, time.Since(begin), "no store is called")
 		assert.Empty(t, heard.told())
 	})
 }

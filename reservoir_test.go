@@ -17,6 +17,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/backend/redisstore"
 	"github.com/go-reservoir/reservoir/internal/redistest"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
@@ -161,6 +162,9 @@ func TestMaxKeys(t *testing.T) {
 		_, err := l.AllowN(ctx, "c", 4)
 		assert.ErrorIs(t, err, reservoir.ErrExceedsLimit)
 		assert.Equal(t, 2, l.Stats().Keys)
+		for range l.Keys() {
+			break // or the second one would be a panic
+		}
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		assert.ErrorIs(t, waitFor(short, l, "c", 1), reservoir.ErrDeadline)
@@ -182,6 +186,8 @@ func TestFaultyOptions(t *testing.T) {
 	}
 	_, err := reservoir.New(nil, reservoir.PerMinute(1))
 	require.ErrorIs(t, err, reservoir.ErrOption)
+	_, err = reservoir.New(redisstore.New(nil), reservoir.PerMinute(1))
+	require.Error(t, err, "its own")
 	_, err = reservoir.New(memstore.New(), reservoir.Limit{Tokens: 1})
 	require.ErrorIs(t, err, reservoir.ErrLimit)
 }

@@ -366,6 +366,16 @@ func TestSettleAfterTheContextHasEnded(t *testing.T) {
 			assert.Equal(t, n, used(t, net, "k"))
 		}
 	})
+	inBubbles(t, "by a call", withoutAccount(), func(t *testing.T, _ string, opt reservoir.Option) {
+		net := testnet.Far(10 * time.Millisecond)
+		l := open(t, net, reservoir.PerHour(100), opt)
+		r := allow(t, l, "k", 50)
+		time.Sleep(10 * time.Second)
+		ctx, cancel := context.WithCancel(bg)
+		cancel()
+		require.NoError(t, l.Settle(ctx, r, 70))
+		assert.EqualValues(t, 70, used(t, net, "k"))
+	})
 }
 
 // A settlement by a call goes on when its caller leaves, in the window of the request, whatever
