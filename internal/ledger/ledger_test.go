@@ -119,13 +119,16 @@ func TestFreesIsTrue(t *testing.T) {
 	require.Positive(t, refused)
 }
 
-// TestTidyRing: accounts that have nothing in the ring go, if there are many.
+// TestTidyRing: accounts that have nothing in the ring go, if there are many, with what was idle there.
 func TestTidyRing(t *testing.T) {
 	const bucket = 3_000_000 // us
 	var c Counter
 	ask := func(client string, seq, in int64) backend.Reply {
-		q := backend.Statement{Client: client, Life: 1, Seq: seq, Want: 1, Need: 1, Limit: backend.Limit{Tokens: 60, Window: time.Minute}.Rolling()}
+		q := backend.Statement{Client: client, Life: 1, Seq: seq, Want: 1, Limit: backend.Limit{Tokens: 60, Window: time.Minute}.Rolling()}
 		q.Exact, q.Known = true, seq-1
+		if client == "q.1" { // it asks for nothing, so nobody is called
+			q.Want = 0
+		}
 		r, _ := c.Sync(q, in*bucket)
 		return r
 	}
@@ -134,9 +137,14 @@ func TestTidyRing(t *testing.T) {
 	}
 	for i := range int64(60) {
 		ask("q.1", 1+i, 1001+i)
+		if i == 29 {
+			require.Len(t, c.Contents(1030*bucket).Clients, 101, "what they got may still be in the ring")
+		}
 	}
-	in := c.Contents(1060 * bucket)
-	require.Len(t, in.Clients, 63)
-	require.Equal(t, int64(21), in.Used)
-	require.Equal(t, int64(63), ask("q.1", 61, 1061).Clients)
+	idle := int64(0)
+	for _, a := range c.head.accounts {
+		idle += a.idle
+	}
+	require.Len(t, c.head.accounts, 63)
+	require.Equal(t, []int64{idle, 63}, []int64{c.head.idle, c.head.clients})
 }
