@@ -145,14 +145,14 @@ func (k *Key) event(change func(now int64) effect) (sent bool) {
 	defer k.mu.Unlock()
 	f := k.step(k.env.Clock.Now(), change) // read under the lock, because served callers must be in time now
 	if f != nil {
+		f.Req.Detached = true // no caller's context ends it: who made it may leave, and others still need it
 		go func() {
 			defer k.env.Calls.End()
 			if err := f.begin(); err != nil {
 				_ = f.End(Trip{}, backend.Reply{}, err)
 				return
 			}
-			f.Req.Detached = true
-			_ = k.env.Caller.Call(context.Background(), f) // no caller's context ends it: who made it may leave, and others still need it
+			_ = k.env.Caller.Call(context.Background(), f)
 		}()
 	}
 	return f != nil
