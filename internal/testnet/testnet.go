@@ -30,6 +30,7 @@ type Network struct {
 	Request func(q *backend.Statement)                         // changes statements
 	Reply   func(reply any)                                    // changes replies: a *backend.Reply, for example
 	Travel  func(who int, leg Leg) time.Duration               // how long what starts now takes; a message with a negative time is lost
+	Heard   func(who int, m backend.Message)                   // sees a message after a limiter has heard it
 
 	store    atomic.Pointer[backend.Store]
 	ahead    atomic.Int64
@@ -430,7 +431,9 @@ func (s *subscription) send(m backend.Message) {
 		defer s.mu.Unlock()
 		m := s.waiting[0]
 		s.waiting = s.waiting[1:]
-		s.hear(m)
+		if s.hear(m); s.net.Heard != nil {
+			s.net.Heard(s.who, m)
+		}
 	})
 }
 

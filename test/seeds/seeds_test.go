@@ -51,7 +51,7 @@ func TestSeeds(t *testing.T) {
 	if *seed >= 0 {
 		synctest.Test(t, func(t *testing.T) {
 			time.Sleep(time.Duration(*seed%perBubble) * apart)
-			if text := attempt(uint64(*seed), tally{}, func(s *sim) { s.say = t.Logf }); text != "" {
+			if text := attempt(uint64(*seed), tally{}, func(s *sim) { s.say = func(f string, args ...any) { fmt.Fprintf(t.Output(), f, args...) } }); text != "" {
 				t.Errorf("seed %d: %s", *seed, text)
 			}
 		})
@@ -96,7 +96,7 @@ func bubble(t *testing.T, from, to uint64, seen tally) {
 	for seed := from; seed < to; seed++ {
 		time.Sleep(time.Until(start.Add(time.Duration(seed%perBubble) * apart)))
 		if text := attempt(seed, seen, nil); text != "" {
-			t.Errorf("seed %d: %s\nto replay, in test: go test -run='^TestSeeds$' ./seeds -v -seed=%d", seed, text, seed)
+			t.Errorf("seed %d: %s\nto see what happens: go test -run='^TestSeeds$' ./test/seeds -v -seed=%d\nThe search of the key may find a shorter way to the same fault: go test ./internal/key -run=TestSearch", seed, text, seed)
 			return
 		}
 	}
@@ -156,7 +156,7 @@ func covered(t *testing.T, seen tally) {
 		"refund unknown", "lost request", "lost reply", "cut", "refused", "repeated sync", "late call", "too late", "lost data",
 		"closed under way", "told closed", "prefetch", "probe", "give back", "unknown", "expired", "returned", "rolled",
 		"exact", "another limit", "over the limit", "two limits", "two lengths", "reset", "voided", "calendar", "many from local", "debt", "away at the end",
-		"rolling", "a part", "all spent in an interval", "another plan", "outage", "hold", "told of a hold", "no messages", "clock set back", "false message",
+		"rolling", "a part", "all spent in an interval", "another plan", "outage", "hold", "told of a hold", "heard of a hold", "heard of a reset", "no messages", "clock set back", "false message",
 	} {
 		assert.Positive(t, seen[what], what)
 	}
@@ -196,6 +196,8 @@ func TestSeedsNotice(t *testing.T) {
 				q.Known = q.Seq - 1
 			}
 		}),
+		"no reply tells of a hold":          inReplies(func(r *backend.Reply) { r.Held = 0 }),
+		"replies do not know of a Reset":    inReplies(func(r *backend.Reply) { r.Window.Gen = 0 }),
 		"the store does not hear of a hold": inStatements(func(q *backend.Statement) { q.Hold = 0 }),
 		"a hold is over too early":          inReplies(func(r *backend.Reply) { r.Held /= 2 }),
 		"what goes back to buckets counts twice": inStatements(func(q *backend.Statement) {
@@ -236,7 +238,10 @@ func inStatements(change func(q *backend.Statement)) func(*sim) {
 
 // hear takes in what a caller was told.
 func (s *sim) hear(c *simCaller) {
-	s.log("%s of %d returns %+v %v", c.what, c.p.who, c.r, c.err)
+	s.log("process %d: its %s of %s returns: %s", c.p.who, c.what, c.key, c.answer())
+	if c.what == "up to" && c.got > 0 {
+		c.n = c.got
+	}
 	switch {
 	case c.what == "close":
 		s.blurred = s.blurred || c.err != nil
@@ -244,6 +249,7 @@ func (s *sim) hear(c *simCaller) {
 		s.hearRefund(c)
 	case c.what == "hold" && c.err == nil: // the store has heard it at the latest now
 		s.isHeld(c.p, c.p.limit.inStore(c.key), c.from.Add(c.holds))
+		delete(s.unsaid, news{p: c.p, key: c.p.limit.inStore(c.key)})
 	case c.what == "check", c.what == "refresh" && !errors.Is(c.err, reservoir.ErrClosed):
 	case c.err != nil:
 		s.hearError(c)
@@ -312,16 +318,19 @@ func (s *sim) admit(c *simCaller) {
 	none := r.Reset.IsZero() && c.p.limit.Rolls && s.most > 0 // what has lost its data counts nothing of a rolling limit, and what is held may still be spent
 	s.must(none || c.at.Before(r.Reset.Add(s.behind)), "spent at %v, from %s, in a window that ended at %v", c.at, r.Source, r.Reset)
 	s.notHeld(c)
+	at := c.slot()
+	fresh := s.fresh[news{c.p, at.key, at.counter}]
+	s.must(at.Gen >= fresh, "process %d has spent of %s, from %s, of generation %d, and had heard before of a Reset of all before %d", c.p.who, stored(at.key), r.Source, at.Gen, fresh)
 	c.p.admitted += c.n
-	s.spend(c, c.slot(), c.n)
+	s.spend(c, at, c.n)
 	s.won = append(s.won, c)
 }
 
 // notHeld: who has heard that a key is held admits nothing before the end.
 func (s *sim) notHeld(c *simCaller) {
 	for _, q := range s.quiet {
-		if q.p == c.p && q.key == c.p.limit.inStore(c.key) && !s.freed[c.key] && !s.few {
-			s.must(!c.at.After(q.from) || !c.at.Before(q.until), "spent from %s at %v, of a key that is held from %v to %v", c.r.Source, c.at, q.from, q.until)
+		if q.p == c.p && q.key == c.p.limit.inStore(c.key) && !s.freed[c.key] && !s.few && !(q.message && c.r.Source == reservoir.Fallback) {
+			s.must(!c.at.After(q.from) || !c.at.Before(q.until), "process %d has spent of %s, from %s, at %v, and had heard before that it is held from %v to %v", c.p.who, stored(q.key), c.r.Source, c.at, q.from, q.until)
 		}
 	}
 }
@@ -332,15 +341,15 @@ func (s *sim) hearRefund(c *simCaller) {
 	switch {
 	case c.r.Source == reservoir.Fallback:
 	case c.err != nil:
-		s.slack += c.charged
+		s.slack += c.n
 		s.seen["refund unknown"]++
 	default:
 		c.at = c.spentAt
-		s.spend(c, c.slot(), c.charged-c.n)
+		s.spend(c, c.slot(), c.n-c.got)
 		if !c.shared {
-			c.p.back += c.n
+			c.p.back += c.got
 		}
-		if c.n > 0 {
+		if c.got > 0 {
 			s.seen["refunded from "+c.r.Source.String()]++
 		}
 	}
@@ -358,7 +367,7 @@ func (s *sim) spend(c *simCaller, at slot, n int64) {
 	}
 	if n > 0 {
 		s.seen["all spent in an interval"] += btoi(limit.Rolls && spent == limit.Tokens)
-		s.must(spent <= limit.Tokens*int64(1+s.losses), "%d tokens spent of %+v, %d losses", spent, limit, s.losses)
+		s.must(spent <= limit.Tokens*int64(1+s.losses), "of %s, counter %s, generation %d, %d tokens were spent, and the limit is %d; the store has lost its data %d times", stored(at.key), at.counter, at.Gen, spent, limit.Tokens, s.losses)
 	}
 }
 
@@ -460,6 +469,7 @@ func (s *sim) finish() {
 	s.recover()
 	for _, p := range s.all {
 		s.balance(p)
+		s.log("process %d: close", p.who)
 		err := p.Close(context.Background())
 		s.must(err == nil || p.ended, "close: %v", err)
 		p.ended = true
@@ -492,7 +502,7 @@ func (s *sim) recover() {
 // what the failure policy had admitted it for.
 func (s *sim) balance(p *process) reservoir.Stats {
 	x := p.Stats()
-	s.log("process %d: %+v", p.who, x)
+	s.log("process %d has counted %+v", p.who, x)
 	net := x.Spent - x.Refunded
 	s.must(net >= p.admitted-p.asked-p.gone && net <= p.admitted+p.alone-p.back,
 		"%d tokens spent, and callers were told %d, %d without the store; %d to %d went back", net, p.admitted, p.alone, p.back, p.asked)
@@ -525,11 +535,12 @@ func (s *sim) conserved(l named, key string) {
 	for _, p := range s.all {
 		more += p.alone
 	}
-	s.must(c.Used >= spent, "%d tokens are charged, and %d were spent", c.Used, spent)
+	s.must(c.Used >= spent, "of %s, counter %s, %d tokens are charged, and %d were spent", stored(l.inStore(key)), c.Counter, c.Used, spent)
 	if s.blurred {
 		return
 	}
-	s.must(c.Used <= most+more, "%d tokens are charged, %d were spent, %d may be lost or were admitted without the store", c.Used, most, more)
+	s.must(c.Used <= most+more, "of %s, counter %s, %d tokens are charged that nobody has: %d are charged in all, %d were spent, and %d may be lost or were admitted without the store. By client: %+v",
+		stored(l.inStore(key)), c.Counter, c.Used-most-more, c.Used, most, more, c.Clients)
 	if more == 0 && c.Used > 0 {
 		s.seen["exact"]++
 	}

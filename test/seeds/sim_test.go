@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing/synctest"
 	"time"
@@ -44,6 +45,10 @@ type sim struct {
 	holds   time.Duration   // the longest
 	few     bool            // keys have no room, so that nothing is known of them between two calls
 	freed   map[string]bool // keys that were reset, so that it is not known which of their holds last
+	mail    []letter        // messages that were heard since all was at rest; the network's lock guards it
+	resets  map[slot]bool   // the generations that a Reset has voided, by slots without an end
+	fresh   map[news]int64  // the first generation that a process may still spend, as it has heard
+	unsaid  map[news]bool   // where it is not sure that the store has heard of a hold, by news of no counter
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
 }
@@ -53,6 +58,19 @@ type quiet struct {
 	p           *process
 	key         string // what the store calls it
 	from, until time.Time
+	message     bool // it has heard that by a message only, which may be false, so its failure policy may still admit
+}
+
+// letter is a message that a process has heard.
+type letter struct {
+	p *process
+	backend.Message
+}
+
+// news is a counter of which a process has heard news.
+type news struct {
+	p            *process
+	key, counter string // what the store calls them
 }
 
 // use is what was spent at one instant; less than nothing, if it came back later.
@@ -109,11 +127,11 @@ type simCaller struct {
 	what    string
 	p       *process
 	key     string
-	n       int64
-	charged int64 // of a refund: what it is to take back
+	n       int64 // tokens; of a refund, what it is to take back
+	got     int64 // of a refund, what it has taken back; of an "up to", what it was admitted for
 	used    int64 // what it is settled to
 	holds   time.Duration
-	shared  bool // another refund of the process was under way, so n may be of that one
+	shared  bool // another refund of the process was under way, so got may be of that one
 	cancel  context.CancelFunc
 	from    time.Time
 	at      time.Time // when it returned
@@ -165,8 +183,47 @@ func (s *sim) must(ok bool, format string, args ...any) {
 
 func (s *sim) log(format string, args ...any) {
 	if s.say != nil {
-		s.say("%s "+format, append([]any{time.Now().Format("15:04:05.000000")}, args...)...)
+		s.say("%s "+format+"\n", append([]any{time.Now().Format("15:04:05.000000")}, args...)...)
 	}
+}
+
+// stored is a key of the store as the log shows it.
+func stored(key string) string { return strings.ReplaceAll(key, "\x1f", "/") }
+
+// answer is what a caller was told, as the log shows it.
+func (c *simCaller) answer() string {
+	if c.err != nil || c.r.Limit == 0 {
+		return fmt.Sprint(c.err)
+	}
+	text := "refused"
+	if c.r.Allowed {
+		text = "allowed"
+	}
+	return fmt.Sprintf("%s, %v, generation %d, remaining %d, reset %s, retry after %v", text, c.r.Source, c.slot().Gen, c.r.Remaining, c.r.Reset.Format("15:04:05.000"), c.r.RetryAfter)
+}
+
+// traffic is a call and its reply, as the log shows them.
+func traffic(c *testnet.Call, reply any) string {
+	text := fmt.Sprintf("process %d, %s of %s", c.Who, c.Op, stored(c.Key))
+	if q := c.Statement; q != nil && q.Client != "" {
+		text += fmt.Sprintf(", number %d of life %d: window %v, mine %d, changes %d %v, want %d, need %d", q.Seq, q.Life, q.Window, q.Mine, q.Change, q.Changes, q.Want, q.Need)
+	} else if q != nil {
+		text += fmt.Sprintf(" without an account: window %v, changes %d %v, need %d", q.Window, q.Change, q.Changes, q.Need)
+	}
+	if c.Ghost {
+		text += ", for which nobody waits,"
+	}
+	switch r := reply.(type) {
+	case nil:
+	case *backend.Reply:
+		if r.Void {
+			return text + " is void"
+		}
+		text += fmt.Sprintf(" gets %d %v: window %v, mine %d, charged %d, remaining %d, left %v, held %v, idle %d, called %d", r.Grant, r.Grants, r.Window, r.Mine, r.Used, r.Remaining, r.Left, r.Held, r.Idle, r.Called)
+	default:
+		text += fmt.Sprintf(" gets %+v", reflect.Indirect(reflect.ValueOf(r)))
+	}
+	return text
 }
 
 func pickOf[T any](s *sim, list ...T) T { return list[s.rnd.IntN(len(list))] }
@@ -181,9 +238,10 @@ var (
 
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
-	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, freed: map[string]bool{}, seen: seen}
+	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, freed: map[string]bool{}, seen: seen,
+		resets: map[slot]bool{}, fresh: map[news]int64{}, unsaid: map[news]bool{}}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
-		s.log("sent by %d: %s %s", c.Who, c.Op, c.Key)
+		s.log("sent: %s", traffic(c, nil))
 		if s.down.Load() {
 			return testnet.Refuse
 		}
@@ -208,6 +266,11 @@ func newSim(seed uint64, seen tally) *sim {
 			return late
 		}
 		return 0
+	}
+	s.net.Heard = func(who int, m backend.Message) {
+		s.net.Lock()
+		defer s.net.Unlock()
+		s.mail = append(s.mail, letter{s.all[who], m})
 	}
 	for i := range 1 + s.rnd.IntN(2) {
 		s.keys = append(s.keys, fmt.Sprintf("%d-%d", seed, i))
@@ -294,7 +357,7 @@ func (s *sim) start(i int, opts []reservoir.Option) {
 	opts = append(opts[:len(opts):len(opts)], reservoir.WithHooks(reservoir.Hooks{
 		ShardState: func(now reservoir.ShardState) { p.away.Store(now.Away) },
 		StoreCall: func(c reservoir.StoreCall) {
-			s.log("call of %d ends: %s %s want %d, %v", i, c.Op, c.Cause, c.Want, c.Err)
+			s.log("process %d: its %s (%s) has ended: %v", i, c.Op, c.Cause, c.Err)
 		},
 	}))
 	var err error
@@ -399,6 +462,7 @@ func (s *sim) hold() {
 	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...), what: "hold", holds: s.pause() * pickOf[time.Duration](s, 1, 1, 2)}
 	s.seen["hold"]++
 	s.holds = max(s.holds, c.holds)
+	s.unsaid[news{p: c.p, key: c.p.limit.inStore(c.key)}] = true
 	s.log("process %d: hold %s for %v", c.p.who, c.key, c.holds)
 	s.launch(c, context.Background())
 }
@@ -407,7 +471,7 @@ func (s *sim) hold() {
 func (s *sim) isHeld(p *process, key string, until time.Time) {
 	until = until.Add(-time.Millisecond)
 	if s.most == 0 && s.plans == nil && until.After(time.Now()) { // what loses its data forgets it, and what changes its plan may leave it
-		s.quiet = append(s.quiet, quiet{p, key, time.Now(), until})
+		s.quiet = append(s.quiet, quiet{p, key, time.Now(), until, false})
 	}
 }
 
@@ -439,7 +503,7 @@ func (s *sim) weather() {
 			s.seen["false message"]++
 			m.Window = all[i].Window
 			s.freed[key] = s.freed[key] || m.Kind == backend.Voided // ends a hold of which the store has not heard
-			s.log("a false message: %+v", m)
+			s.log("a false message, of kind %d, of %s: window %v", m.Kind, stored(m.Key), m.Window)
 			_ = s.net.Store().(backend.Listener).Publish(context.Background(), m)
 		}
 	}
@@ -478,10 +542,7 @@ func (c *simCaller) do(ctx context.Context) {
 	case "wait":
 		c.r, c.err = c.p.WaitN(ctx, c.key, c.n)
 	case "up to":
-		var got int64
-		if got, c.r, c.err = c.p.AllowUpTo(ctx, c.key, c.n); got > 0 {
-			c.n = got
-		}
+		c.got, c.r, c.err = c.p.AllowUpTo(ctx, c.key, c.n)
 	case "handle":
 		c.r, c.err = c.p.Key(c.key).AllowN(ctx, c.n)
 	case "check":
@@ -497,7 +558,7 @@ func (c *simCaller) do(ctx context.Context) {
 	case "refund":
 		before, mine, ended := c.p.Stats().Refunded, c.p.begun.Add(1), c.p.over.Load()
 		c.err = c.p.Settle(context.Background(), c.r, c.used)
-		c.n = min(c.p.Stats().Refunded-before, c.n)
+		c.got = min(c.p.Stats().Refunded-before, c.n)
 		c.shared = ended < mine-1 || c.p.begun.Load() > mine
 		c.p.over.Add(1)
 	default:
@@ -519,7 +580,7 @@ func (s *sim) deliver(c *testnet.Call) {
 			return
 		}
 	}
-	s.log("answer %d: %s %s", c.Who, c.Op, c.Key)
+	s.log("the reply comes: process %d, %s of %s", c.Who, c.Op, stored(c.Key))
 	if r, ok := c.Reply.(*backend.Reply); ok && !c.Ghost && c.Err == nil && r.Held > 0 {
 		s.seen["told of a hold"]++
 		if !s.steps && c.Statement.Client != "" { // a probe of the shard is of no key
@@ -537,9 +598,13 @@ func (s *sim) execute(c *testnet.Call) {
 		return
 	}
 	reply, err := s.net.Execute(c)
-	s.log("execute %d: %s %s ghost=%v %+v %v", c.Who, c.Op, c.Key, c.Ghost, reply, err)
-	if void, ok := reply.(*backend.Window); ok && void.End != 0 {
-		s.seen["voided"]++
+	if err != nil {
+		reply = err
+	}
+	s.log("executed: %s", traffic(c, reply))
+	if void, ok := reply.(*backend.Window); ok && err == nil {
+		s.resets[slot{c.Key, s.all[c.Who].limit.counter(), backend.Window{Gen: void.Gen}}] = true
+		s.seen["voided"] += btoi(void.End != 0)
 	}
 	if !c.Ghost {
 		return
@@ -566,7 +631,7 @@ func (s *sim) lose(c *testnet.Call) {
 		s.seen["cut"]++
 		s.net.Copy(c, false)
 	}
-	s.log("lose %d: %s %v", c.Who, c.Op, c.Err)
+	s.log("lost: process %d, %s of %s, %v", c.Who, c.Op, stored(c.Key), c.Err)
 	s.net.Answer(c)
 }
 
@@ -576,6 +641,7 @@ func (s *sim) twice(c *testnet.Call) {
 	if c.Op != "reset" && (c.Statement == nil || c.Statement.Client != "") {
 		s.seen["repeated "+c.Op]++
 		s.net.Copy(c, true)
+		s.log("there are two: process %d, %s of %s", c.Who, c.Op, stored(c.Key))
 	}
 }
 
@@ -590,7 +656,7 @@ func (s *sim) pause() time.Duration {
 func (s *sim) cancel() {
 	if len(s.callers) > 0 {
 		c := pickOf(s, s.callers...)
-		s.log("cancel %s of %d", c.what, c.p.who)
+		s.log("process %d: its %s of %s gives up", c.p.who, c.what, c.key)
 		c.cancel()
 	}
 }
@@ -614,12 +680,12 @@ func (s *sim) refund() {
 		used = c.n - back
 		s.seen["refunded in part"]++
 	}
-	s.log("settle %d of %d, %d used", c.n, c.p.who, used)
+	s.log("process %d: settle %d of %s, %d used", c.p.who, c.n, c.key, used)
 	c.p.asked += back
 	if c.r.Source != reservoir.Fallback { // from now on others may spend them
 		s.spend(c, c.slot(), -back)
 	}
-	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, charged: back, used: used, spentAt: c.at}, context.Background())
+	s.launch(&simCaller{what: "refund", p: c.p, key: c.key, r: c.r, n: back, used: used, spentAt: c.at}, context.Background())
 }
 
 // forget makes the store lose its data.
@@ -640,8 +706,36 @@ func (s *sim) end() {
 	}
 	p.ended = true
 	s.seen["closed under way"]++
-	s.log("close %d", p.who)
+	s.log("process %d: close", p.who)
 	s.launch(&simCaller{what: "close", p: p}, context.Background())
+}
+
+// open takes in which messages were heard, when all is at rest: who returns later was answered after them. What loses its data may give
+// an old generation anew, who changes its plan does not hear of the other one, and past WithMaxKeys there is nobody who hears.
+func (s *sim) open(m letter) {
+	s.log("process %d has heard a message of kind %d, of %s: window %v", m.p.who, m.Kind, stored(m.Key), m.Window)
+	if s.most > 0 || s.plans != nil || s.few {
+		return
+	}
+	switch m.Kind {
+	case backend.Voided:
+		if s.resets[slot{m.Key, m.Counter, backend.Window{Gen: m.Window.Gen}}] {
+			s.seen["heard of a reset"]++
+			s.fresh[news{m.p, m.Key, m.Counter}] = m.Window.Gen + 1
+		}
+	case backend.Held:
+		state, err := s.net.Store().Check(context.Background(), m.Key, backend.Limit(m.p.limit.Limit))
+		s.must(err == nil, "check: %v", err)
+		until := time.Now().Add(state.Held)
+		if said := m.Window.Time(); said.Before(until) {
+			until = said
+		}
+		own := s.unsaid[news{p: m.p, key: m.Key}] // it takes the message for the echo of its own hold
+		if !s.steps && !own && until.After(time.Now()) {
+			s.seen["heard of a hold"]++
+			s.quiet = append(s.quiet, quiet{m.p, m.Key, time.Now().Add(-1), until.Add(-time.Millisecond), true})
+		}
+	}
 }
 
 // settle waits until everything is at rest and hears who has returned.
@@ -656,4 +750,11 @@ func (s *sim) settle() {
 		}
 	}
 	s.callers = still
+	s.net.Lock()
+	mail := s.mail
+	s.mail = nil
+	s.net.Unlock()
+	for _, m := range mail {
+		s.open(m)
+	}
 }
