@@ -224,8 +224,8 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			k.env.Counts.Expire(r.Grant)
 		case r.Void: // a copy of this statement was there before; the next one states the account again
 			f.unheard(u)
-			k.replyLost = true
-			if k.inUse(); f.asks { // what it was granted must go back
+			k.replyLost = true // nobody has read what the copy was granted, and it must go back, though no caller may come
+			if k.inUse(); f.asks {
 				u.failedAt = max(now, 1)
 			}
 			if u.void { // twice: the network repeats all
