@@ -162,6 +162,33 @@ func TestHoldWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
+// TestHoldHeardAtTheLastStatement: a key that is idle hears of the hold by the reply to the statement with which it leaves. If it were
+// forgotten then, its failure policy would admit what the hold forbids.
+func TestHoldHeardAtTheLastStatement(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(rtt / 2)
+		net.Travel = func(_ int, leg testnet.Leg) time.Duration {
+			if leg == testnet.Message {
+				return -1
+			}
+			return rtt / 2
+		}
+		all := fleetOn(t, 2, net, reservoir.PerHour(600), reservoir.WithFailOpen(), reservoir.WithIdle(time.Minute))
+		for range 20 {
+			require.True(t, allow(t, all[0], "k", 1).Allowed)
+		}
+		require.Positive(t, all[0].Stats().Held)
+		require.NoError(t, all[1].Hold(bg, "k", 30*time.Minute))
+		calls := net.Count("sync")
+		time.Sleep(5 * time.Minute)
+		require.Greater(t, net.Count("sync"), calls, "it has said that it leaves")
+		breakdown(t, all[1], net, testnet.Refuse)
+		require.False(t, allow(t, all[0], "k", 1).Allowed)
+		time.Sleep(26 * time.Minute)
+		require.Equal(t, reservoir.Fallback, allow(t, all[0], "k", 1).Source, "the hold is over, and the store away")
+	})
+}
+
 // TestHoldElsewhere: past WithMaxKeys, of a group, in shadow; and what cannot be held.
 func TestHoldElsewhere(t *testing.T) {
 	inBubble(t, "no room", func(t *testing.T) {

@@ -64,6 +64,9 @@ func (k *machine) hold(now, until int64) {
 	}
 	// Who reads the lease without the lock must find nothing to get before the hold's end.
 	u.denial.Hold(now, until, k.Limit.Load().Window)
+	if k.phase >= leaving && k.lenient() { // its last statement has heard of the hold
+		k.phase = active
+	}
 	if w := k.Lease.Load(); w != nil {
 		w.Remaining.Store(0)
 		w.Reset.Store(until)

@@ -139,6 +139,11 @@ func (k *machine) needsLast(now int64) bool {
 	return !k.Empty() || k.replyLost || k.clients > 1 || closed && k.Account.Mine > 0
 }
 
+// lenient reports whether a failure policy could admit what a hold forbids, if nobody here knew of it any more.
+func (k *machine) lenient() bool {
+	return k.env.Fallback.Mode != FailClosed && !k.parted && !k.env.Closed.Load()
+}
+
 // hasLeft reports whether the key, which is idle, is needed no more.
 func (k *machine) hasLeft(now int64) bool {
 	w := k.Lease.Load()
@@ -192,9 +197,7 @@ func (k *Key) Visit() {
 			mark += uint64(u.share.admitted)
 		}
 		k.node.Tag = uint32(mark^mark>>32) | 1
-		// A failure policy could admit what a hold forbids, if nobody here knew of it.
-		lenient := u.denial.State == denial.Held && k.env.Fallback.Mode != FailClosed
-		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.hold.unsaid != 0 || lenient {
+		if k.node.Tag != was || k.phase == retired || u.fetch != nil || u.line.Len > 0 || u.share.neededBy(k.env.Fallback, now) || u.hold.unsaid != 0 || u.denial.State == denial.Held && k.lenient() {
 			return unchanged
 		}
 		// Not retired at once: the store must hear first what goes back, or it would stay charged until the window ends.
