@@ -432,12 +432,13 @@ func TestRefusedCallerGivesNothingBack(t *testing.T) {
 	withKey(t, "", func(t *testing.T, r *rig, k *Key) {
 		r.env.Fallback = Policy{Mode: FailLocal, Share: 0.01}
 		r.away.Store(true)
-		w, v := k.decide(t.Context(), Ask{N: 11}, true)
+		require.Equal(t, Fallback, r.ask(t, k, 10).Source)
+		w, v := k.decide(t.Context(), Ask{N: 1}, true)
 		require.Equal(t, wait, v.Next)
 		<-w.Ready
-		require.Equal(t, Fallback, w.Outcome.Answer.Source)
 		require.False(t, w.Outcome.Answer.Allowed)
 		k.cancel(w)
+		require.False(t, r.ask(t, k, 1).Allowed)
 		require.Zero(t, r.env.Counts.Refunded.Load())
 	})
 }
