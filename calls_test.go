@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend/memstore"
-	"github.com/go-reservoir/reservoir/internal/chance"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
@@ -240,33 +239,6 @@ func TestWaitWithoutRoom(t *testing.T) {
 		}
 		assert.Zero(t, missed, "of 20 that had a minute left after the reset were told that their deadline cannot be met")
 	})
-}
-
-// The same where most of many processes never got a token: a refused one counts too.
-func TestProbesOfManyRefusedProcesses(t *testing.T) {
-	defer chance.Seed(5)()
-	for _, c := range []struct{ processes, limit int }{{200, 5}, {100, 50}, {50, 1}} {
-		for name, opt := range map[string]reservoir.Option{"adaptive": reservoir.WithBatch(1, 0), "fixed": reservoir.WithFixedBatch(1)} {
-			inBubble(t, fmt.Sprintf("%s/processes=%d/limit=%d", name, c.processes, c.limit), func(t *testing.T) {
-				all := fleet(t, c.processes, testnet.Far(rtt/2), reservoir.PerMinute(int64(c.limit)), opt)
-				const most = 100 // about 20, and more where who came first knew of few others, or was told of tokens
-				for window := range 3 {
-					before := stats(all...)
-					for range 55 {
-						time.Sleep(time.Second)
-						for _, l := range all {
-							allow(t, l, "k", 1)
-						}
-					}
-					now := stats(all...)
-					require.Positive(t, now.Denied)
-					assert.LessOrEqual(t, now.Probes-before.Probes, int64(most), "in window %d", window)
-					assert.LessOrEqual(t, now.StoreCalls-before.StoreCalls, int64(2*c.processes+c.limit+most), "in window %d", window)
-					time.Sleep(time.Minute - 55*time.Second + time.Millisecond)
-				}
-			})
-		}
-	}
 }
 
 // Limits as most people have them: some requests a user, behind a balancer over many processes. No

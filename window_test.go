@@ -90,33 +90,6 @@ func TestLimitsOfOneKey(t *testing.T) {
 	}
 }
 
-// A caller that comes a moment before a reset, or at its very instant, is served a moment after
-// it: at once, or at the second try if it obeys RetryAfter.
-func TestAtTheReset(t *testing.T) {
-	for name, opt := range everyPolicy() {
-		for _, limit := range []reservoir.Limit{reservoir.PerSecond(10), reservoir.PerHour(10)} {
-			inBubble(t, fmt.Sprintf("%s/%v", name, limit.Window), func(t *testing.T) {
-				l := open(t, testnet.Far(rtt/2), limit, opt)
-				for _, early := range []time.Duration{rtt * 9 / 10, rtt / 4, time.Microsecond, 0} {
-					for _, first := range []int64{1, 10} {
-						r := allow(t, l, "k", first)
-						require.True(t, r.Allowed)
-						time.Sleep(time.Until(r.Reset) - early)
-						begun, tries := time.Now(), 1
-						for r = allow(t, l, "k", 1); !r.Allowed; r = allow(t, l, "k", 1) {
-							time.Sleep(r.RetryAfter)
-							tries++
-						}
-						require.LessOrEqual(t, tries, 3)
-						require.Less(t, time.Since(begun), early+5*rtt)
-						time.Sleep(2 * limit.Window)
-					}
-				}
-			})
-		}
-	}
-}
-
 // A network slower than the window is an error, not an endless loop.
 func TestNetworkSlowerThanWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
