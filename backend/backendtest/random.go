@@ -261,6 +261,9 @@ func (p *random) withoutClient() {
 		q.Change = max(p.tokens(pick[int64](p, 10, 1000, backend.MaxTokens)), 1)
 	} else {
 		q.Need = max(p.tokens(pick(p, 10, q.Limit.Tokens, backend.MaxTokens)), 1)
+		if !p.rolls { // a window is that of a Change, and not sent without one
+			q.Window = backend.Window{}
+		}
 	}
 	if q.Begin, q.End = p.period(q.Limit); p.rolls {
 		present, most := backend.Bucket(p.base.Add(p.now).UnixMicro(), q.Limit.Window), q.Change

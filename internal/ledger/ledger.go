@@ -238,9 +238,9 @@ func (c *Counter) Contents(now int64) backend.Contents {
 	}
 	out := backend.Contents{Window: state.Window, Left: state.Left, Used: open.count, Held: state.Held}
 	if h := c.head; h != nil && (h.Window == out.Window && open.end != 0 || c.ring != nil) {
-		out.Idle = h.idle
 		for name, a := range h.accounts {
 			if a.Window == h.Window {
+				out.Idle += a.idle
 				out.Clients = append(out.Clients, backend.Account{Client: name, Mine: a.mine, Idle: a.idle, Left: a.left})
 			}
 		}
