@@ -18,6 +18,7 @@ type holding struct {
 	ends    int64          // by the store's clock, Unix ms, as a reply has said; 0 = none has
 	sure    int64          // the store surely holds until then
 	unsaid  int64          // until when somebody here holds the key, of which the store has not heard: each statement says it; 0 = it knows all
+	told    int64          // the latest end that a message has named, which may be forged; if no reply has said it, nothing is spent before one
 	holders []chan<- error // callers who wait until it has heard
 }
 
@@ -105,7 +106,7 @@ func (h *holding) tell(err error) {
 
 // forget ends a hold that is over, or that a Reset has ended. Who still waits until the store has heard gets err.
 func (h *holding) forget(err error) {
-	h.sure, h.unsaid = 0, 0
+	h.sure, h.unsaid, h.told = 0, 0, 0
 	h.tell(err)
 }
 

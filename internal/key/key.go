@@ -189,8 +189,13 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		}
 	}
 	if u.denial.State == denial.Held && u.denial.Expire(now) { // whoever has heard of it; or the key would stay in memory to say it
-		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
-			w.Reset.Store(w.Latest)
+		if w := k.Lease.Load(); w != nil {
+			if !k.Limit.Load().Rolls {
+				w.Reset.Store(w.Latest)
+			}
+			if u.hold.told > u.hold.ends { // somebody else may hold it for longer
+				w.Doubt(now)
+			}
 		}
 		u.hold.forget(errHoldOver)
 		turned = true

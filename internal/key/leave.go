@@ -32,6 +32,7 @@ func (k *Key) Hear(m backend.Message) {
 			return k.void(now)
 		case m.Kind == backend.Held: // it may be forged, so it only makes the key ask: nothing is spent before a reply
 			if k.inUse(); u.denial.State == denial.Held && (u.hold.unsaid != 0 || m.Window.End <= u.hold.ends) {
+				u.hold.told = max(u.hold.told, m.Window.End) // the next reply says it, if one comes before this hold is over
 				return unchanged
 			}
 			if u.fetch != nil { // its reply may not know of it

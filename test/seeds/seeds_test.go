@@ -249,7 +249,6 @@ func (s *sim) hear(c *simCaller) {
 		s.hearRefund(c)
 	case c.what == "hold" && c.err == nil: // the store has heard it at the latest now
 		s.isHeld(c.p, c.p.limit.inStore(c.key), c.from.Add(c.holds))
-		delete(s.unsaid, news{p: c.p, key: c.p.limit.inStore(c.key)})
 	case c.what == "check", c.what == "refresh" && !errors.Is(c.err, reservoir.ErrClosed):
 	case c.err != nil:
 		s.hearError(c)

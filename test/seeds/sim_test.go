@@ -48,7 +48,6 @@ type sim struct {
 	mail    []letter        // messages that were heard since all was at rest; the network's lock guards it
 	resets  map[slot]bool   // the generations that a Reset has voided, by slots without an end
 	fresh   map[news]int64  // the first generation that a process may still spend, as it has heard
-	unsaid  map[news]bool   // where it is not sure that the store has heard of a hold, by news of no counter
 	seen    tally
 	say     func(format string, args ...any) // nil = quiet
 }
@@ -239,7 +238,7 @@ var (
 // newSim draws the set-up of a seed.
 func newSim(seed uint64, seen tally) *sim {
 	s := &sim{rnd: rand.New(rand.NewPCG(seed, 0x5eed)), net: testnet.Far(0), spent: map[slot]int64{}, rolls: map[slot][]use{}, freed: map[string]bool{}, seen: seen,
-		resets: map[slot]bool{}, fresh: map[news]int64{}, unsaid: map[news]bool{}}
+		resets: map[slot]bool{}, fresh: map[news]int64{}}
 	s.net.Faults(func(c *testnet.Call) testnet.Fault {
 		s.log("sent: %s", traffic(c, nil))
 		if s.down.Load() {
@@ -462,7 +461,6 @@ func (s *sim) hold() {
 	c := &simCaller{p: pickOf(s, s.all...), key: pickOf(s, s.keys...), what: "hold", holds: s.pause() * pickOf[time.Duration](s, 1, 1, 2)}
 	s.seen["hold"]++
 	s.holds = max(s.holds, c.holds)
-	s.unsaid[news{p: c.p, key: c.p.limit.inStore(c.key)}] = true
 	s.log("process %d: hold %s for %v", c.p.who, c.key, c.holds)
 	s.launch(c, context.Background())
 }
@@ -730,8 +728,7 @@ func (s *sim) open(m letter) {
 		if said := m.Window.Time(); said.Before(until) {
 			until = said
 		}
-		own := s.unsaid[news{p: m.p, key: m.Key}] // it takes the message for the echo of its own hold
-		if !s.steps && !own && until.After(time.Now()) {
+		if !s.steps && until.After(time.Now()) {
 			s.seen["heard of a hold"]++
 			s.quiet = append(s.quiet, quiet{m.p, m.Key, time.Now().Add(-1), until.Add(-time.Millisecond), true})
 		}
