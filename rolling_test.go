@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-reservoir/reservoir"
+	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
@@ -98,6 +99,33 @@ func TestRollingUnusedTokens(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRollingWaitersComeInTurn: eight processes wait for the eight tokens of each of many keys. Who looks whether something has come
+// back, just when a token is free that was promised to another, does not take it, or nobody would come for its own, and the last one
+// would wait for a whole window more.
+func TestRollingWaitersComeInTurn(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		keys, processes := 3000, 8
+		if invariant.Enabled { // the race detector takes its time
+			keys = 300
+		}
+		net, limit := testnet.Far(rtt/2), reservoir.PerMinute(int64(processes)).Rolling()
+		first := open(t, net.Port(99, 0), limit)
+		for range processes {
+			for i := range keys {
+				require.True(t, allow(t, first, fmt.Sprint(i), 1).Allowed)
+			}
+			time.Sleep(4 * time.Second)
+		}
+		all := fleetOn(t, processes, net, limit)
+		crowd(keys*processes, func(i int) {
+			ctx, cancel := context.WithTimeout(bg, 64*time.Second)
+			defer cancel()
+			_, err := all[i%processes].Wait(ctx, fmt.Sprint(i/processes))
+			assert.NoError(t, err)
+		})
+	})
 }
 
 // TestRollingWaits: whoever waits is served when a log of all charges would serve it, or at most a twentieth of the window later, and

@@ -441,6 +441,10 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// A denial. Only now: it reads when tokens count no more, which Free has just set. It comes if the store has too little for some caller: nothing, too little for the first one that f was made for, or no more than
 	// when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
 	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks)) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
+	if rolls && f.Cause == next.Probe && r.Grant == 0 && u.line.Parked > 0 { // what is free was promised to others, and theirs comes in its turn
+		none = true
+		w.Remaining.Store(0)
+	}
 	if none && !waits && q.Limit.Tokens >= l.Tokens {
 		times := time.Duration(1)
 		if hears && u.line.Len > 0 && u.line.Passing == 0 { // all stay until tokens come back, and hear of those
