@@ -1,8 +1,8 @@
 // Package backend is the contract between the limiter and its store: the [Store]
 // interface, a client's statements, the store's replies, and the errors.
 //
-// A store counts tokens in counters. A [Limit.Counter] of a key has fixed windows of one length, or the
-// periods of one calendar. A window opens at the first charge and ends at an instant that the store records once. It is
+// A store counts tokens in counters. A [Limit.Counter] of a key has fixed windows of one length, the
+// periods of one calendar, or the buckets of a rolling limit. A window opens at the first charge and ends at an instant that the store records once. It is
 // over when the store's clock has reached that instant. As long as the store keeps its data,
 // the tokens that it grants in one window never exceed the limit of the statement that asks, even if clients
 // repeat a statement, send it late, or die.
@@ -12,8 +12,8 @@
 // statement of a client counts, and only its reply. So a grant whose reply was lost is not charged any more after
 // the next statement, and no statement can charge or return anything twice.
 //
-// A limiter may hold tokens that it does not use. The store knows about how many: for each
-// client what it stated as Idle, and what was granted beyond its Need since. If a counter has too
+// A limiter may hold tokens that it does not use. The store has an upper bound of these
+// for each client: what it stated as Idle, and what was granted beyond its Need since. If a counter has too
 // few tokens for a statement, while others hold some idle, the store calls them: a [Listener]
 // sends them messages, they return what they do not need, and the client asks again. For
 // tokens that no request waits for, the store calls only if more than a hundredth of the limit

@@ -8,7 +8,7 @@
 //		grpc.ChainStreamInterceptor(limits.Stream()))
 //
 // A call is charged before its handler runs: one token, or the result of Server.Cost.
-// A stream is charged once, when it is opened. Nearly every call is decided in memory; see package
+// A stream is charged once, when it is opened. Most calls are decided in memory; see package
 // reservoir.
 //
 // Metadata shows a client the state of its limit:

@@ -1,12 +1,12 @@
 // Package ledger has the store's rules of one counter in Go. A Counter keeps as one value
 // what the scripts of package lua keep in three Redis keys: the count, the end of its window, and
-// the ledger. Its methods are pure steps: a request and the time, in Unix us, come in, a reply goes out. They
+// the ledger; or in one, of a rolling limit. Its methods are pure steps: a request and the time, in Unix us, come in, a reply goes out. They
 // follow the parts in lua line by line; a differential test gives both the same requests.
 //
 // A statement is numbered and absolute: it says what the account should have been charged. The
-// store sets the account to that and then grants. So a grant whose reply was never read goes away
-// with the next statement, what was given back in vain is said again, and what a loss of data took
-// is charged. Only the last statement of a client counts, and only its reply.
+// store sets the account to that and then grants. So a grant whose reply was never read is undone
+// by the next statement, what a lost statement gave back is said again, and what a loss of data took
+// is charged again. Only the last statement of a client counts, and only its reply.
 //
 // The rule of the window is GitHub's ("How we scaled the GitHub API with a sharded, replicated
 // rate limiter in Redis", 2021). A calendar's window, a generation, the accounts and their

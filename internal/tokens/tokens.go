@@ -6,8 +6,8 @@
 // store's replies, and states the account.
 //
 // A statement is numbered and absolute: it says what the store should have charged, and that is always what
-// is held and spent. So a grant whose reply was lost goes with the next statement, and what was given back in
-// vain is said again. Times are nanoseconds of the owner's clock. The package has no lock, clock or I/O.
+// is held and spent. So a grant whose reply was lost is undone by the next statement, and what a lost one
+// gave back is said again. Times are nanoseconds of the owner's clock. The package has no lock, clock or I/O.
 //
 // Fixed and rolling limits share the lease, the sums of the account, and all rules about them. Only a [Ring]
 // knows of buckets. Builds with -race assert that each token is in one place:
