@@ -39,6 +39,9 @@ func advise(all []sim.Outcome) advice {
 	case usual == nil:
 		chosen, why = direct, "Direct calls are exact."
 	case direct == nil:
+		if f := faults(usual); f != "" { // nothing better was replayed
+			why = fmt.Sprintf("It is the default, though it %s: replay direct calls, too.", f)
+		}
 	case faults(usual) != "":
 		chosen, why = direct, fmt.Sprintf("The default %s. Direct calls are exact.", faults(usual))
 	case float64(usual.StoreCalls) > (1-leastSaving)*float64(direct.StoreCalls):
