@@ -176,7 +176,7 @@ func (s *Store) do(c *call) ([]int64, error) {
 		if err == nil {
 			s.known.Store(true)
 			if reply[0]&flagMute != 0 {
-				s.hears("", errMute)
+				s.ears.cut(errMute)
 			}
 			return reply, nil
 		}

@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,22 +30,19 @@ var (
 	errMute   = redacted("NOPERM the user may not PUBLISH from a script")
 )
 
-// ears are the processes that listen, which usually is one, with several limiters.
-type ears struct {
-	mail mailbox.Office
-
-	mu  sync.Mutex
-	all map[string]*ear // by process
-}
-
-// ear is how a process hears messages: a connection of its own. The scripts
+// ears are how a store hears messages: one connection for all processes that listen,
+// which usually is one process with several limiters. It exists while anybody listens. The scripts
 // publish to a channel for each process, and to one for all: see sync.lua. In a cluster the
 // message comes to any node by the cluster's bus.
-type ear struct {
-	store   *Store
-	process string
-	cancel  context.CancelFunc // ends it
-	err     error              // why it hears nothing; nil = it hears. Guarded by the mutex of ears
+type ears struct {
+	store *Store
+	mail  mailbox.Office
+
+	mu     sync.Mutex
+	deaf   map[string]error // by process: why it hears nothing; nil = it hears
+	pubsub *redis.PubSub    // nil = nobody listens
+	cancel context.CancelFunc
+	tested time.Time // when deaf processes last sent themselves a message
 }
 
 // subscription implements backend.Subscription.
@@ -54,21 +53,28 @@ type subscription struct {
 }
 
 // Listen implements backend.Listener. A process hears once a message has come back that it
-// has sent to itself from a script. One goroutine keeps one connection until the process'
-// last subscription is closed, or the store.
+// has sent to itself from a script. One goroutine keeps one connection until the last
+// subscription is closed, or the store.
 func (s *Store) Listen(process string, hear func(backend.Message)) backend.Subscription {
-	sub := &subscription{&s.ears, process, s.ears.mail.Open(process, hear)}
-	s.ears.mu.Lock()
-	defer s.ears.mu.Unlock()
-	if s.ears.all[process] != nil {
+	e := &s.ears
+	sub := &subscription{e, process, e.mail.Open(process, hear)}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, known := e.deaf[process]; known {
+		return sub
+	}
+	if err := s.begin("listen"); err != nil {
+		e.deaf[process] = err
+		return sub
+	}
+	e.deaf[process] = s.reading("listen", errNotYet)
+	if e.pubsub != nil {
+		go e.join(e.pubsub, process)
 		return sub
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &ear{s, process, cancel, s.begin("listen")}
-	if s.ears.all[process] = e; e.err == nil {
-		e.err = s.reading("listen", errNotYet)
-		go e.run(ctx)
-	}
+	e.cancel, e.pubsub = cancel, s.client.Subscribe(ctx)
+	go e.run(ctx, e.pubsub)
 	return sub
 }
 
@@ -76,89 +82,161 @@ func (s *Store) Listen(process string, hear func(backend.Message)) backend.Subsc
 func (sub *subscription) Err(string) error {
 	sub.ears.mu.Lock()
 	defer sub.ears.mu.Unlock()
-	if e := sub.ears.all[sub.process]; e != nil {
-		return e.err
-	}
-	return nil
+	return sub.ears.deaf[sub.process]
 }
 
 // Close implements backend.Subscription.
 func (sub *subscription) Close() {
-	sub.ears.mu.Lock()
-	defer sub.ears.mu.Unlock()
-	if sub.close() {
-		sub.ears.all[sub.process].cancel()
-		delete(sub.ears.all, sub.process)
+	e := sub.ears
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !sub.close() {
+		return
+	}
+	delete(e.deaf, sub.process)
+	if len(e.deaf) == 0 {
+		e.stop()
+	} else if e.pubsub != nil {
+		e.store.calls.Add()
+		go e.part(e.pubsub, sub.process)
 	}
 }
 
-// run makes one connection after the other until ctx ends.
-func (e *ear) run(ctx context.Context) {
+// stop ends the connection. The caller holds e.mu.
+func (e *ears) stop() {
+	if e.pubsub != nil {
+		e.cancel()
+		_ = e.pubsub.Close() // ends a read
+		e.pubsub = nil
+	}
+}
+
+// join subscribes to a process' channel. The answer comes to run, as does an error.
+func (e *ears) join(pubsub *redis.PubSub, process string) {
 	defer e.store.calls.End()
-	for wait := pause; ctx.Err() == nil; wait = min(2*wait, beat) {
-		if e.connect(ctx) {
-			wait = pause
-		}
-		sleep(ctx, wait)
-	}
+	_ = pubsub.Subscribe(context.Background(), e.store.channel(process))
 }
 
-// connect receives messages until the connection fails, is silent or is refused. It reports whether any has come.
-func (e *ear) connect(ctx context.Context) (heard bool) {
-	all, own := e.store.channel(""), e.store.channel(e.process)
-	pubsub := e.store.client.Subscribe(ctx)
-	defer pubsub.Close()
-	defer context.AfterFunc(ctx, func() { _ = pubsub.Close() })() // it ends a read
-	_ = pubsub.Subscribe(ctx, all, own)                           // an error comes again when it is read
-	asked, tested := false, time.Now()
+// part unsubscribes from it.
+func (e *ears) part(pubsub *redis.PubSub, process string) {
+	defer e.store.calls.End()
+	_ = pubsub.Unsubscribe(context.Background(), e.store.channel(process))
+}
+
+// run receives messages until it is stopped. go-redis connects and subscribes again by itself
+// after an error of the network, though not if the server is silent or refuses.
+func (e *ears) run(ctx context.Context, pubsub *redis.PubSub) {
+	defer e.store.calls.End()
+	wait, asked := pause, false
+	e.joinAll(ctx, pubsub)
 	for {
-		received, err := pubsub.ReceiveTimeout(ctx, beat)
+		m, err := pubsub.ReceiveTimeout(ctx, beat)
+		if ctx.Err() != nil {
+			return
+		}
 		network, ok := errors.AsType[net.Error](err)
+		silent := ok && network.Timeout()
 		switch {
-		case ctx.Err() != nil:
-			return heard
 		case err == nil:
-			heard, asked = true, false
-		case ok && network.Timeout() && !asked:
+			wait, asked = pause, false
+			e.receive(ctx, m)
+		case silent && !asked:
 			asked = true
-			_ = pubsub.Subscribe(ctx, all) // once more; a PING would need a right of its own
+			_ = pubsub.Subscribe(ctx, e.store.channel("")) // once more; a PING would need a right of its own
 		default:
-			e.store.hears(e.process, err)
-			return heard
-		}
-		switch m := received.(type) {
-		case *redis.Subscription:
-			if m.Channel == own {
-				tested = time.Time{}
+			e.cut(err)
+			if sleep(ctx, wait); silent || isReply(err) {
+				pubsub, asked = e.renew(ctx, pubsub), false
 			}
-		case *redis.Message:
-			switch message, ok := e.store.parse(m.Payload); {
-			case !ok:
-			case message.Kind == backend.Hearing:
-				e.store.hears(e.process, nil)
-			default:
-				e.store.ears.mail.Send(e.process, message)
-			}
+			wait = min(2*wait, beat)
+			continue
 		}
-		e.store.ears.mu.Lock()
-		deaf := e.err != nil
-		e.store.ears.mu.Unlock()
-		if deaf && time.Since(tested) >= beat {
-			tested = time.Now()
-			e.store.calls.Add()
-			go e.test(ctx)
+		e.testAll(ctx)
+	}
+}
+
+// renew replaces a connection.
+func (e *ears) renew(ctx context.Context, old *redis.PubSub) *redis.PubSub {
+	_ = old.Close()
+	e.mu.Lock()
+	if ctx.Err() != nil {
+		e.mu.Unlock()
+		return old
+	}
+	pubsub := e.store.client.Subscribe(ctx)
+	e.pubsub = pubsub
+	e.mu.Unlock()
+	e.joinAll(ctx, pubsub)
+	return pubsub
+}
+
+// joinAll subscribes to the channels of all processes, and to the one of all.
+func (e *ears) joinAll(ctx context.Context, pubsub *redis.PubSub) {
+	channels := []string{e.store.channel("")}
+	e.mu.Lock()
+	for process := range e.deaf {
+		channels = append(channels, e.store.channel(process))
+	}
+	e.mu.Unlock()
+	_ = pubsub.Subscribe(ctx, channels...)
+}
+
+// receive takes what the server sends.
+func (e *ears) receive(ctx context.Context, received any) {
+	switch m := received.(type) {
+	case *redis.Subscription:
+		process := strings.TrimPrefix(m.Channel, e.store.channel(""))
+		e.mu.Lock()
+		_, known := e.deaf[process]
+		pubsub := e.pubsub
+		e.mu.Unlock()
+		if !known || pubsub == nil {
+			return
+		}
+		e.store.calls.Add()
+		if m.Kind == "subscribe" {
+			go e.test(ctx, process)
+		} else { // it has come back at the same time
+			go e.join(pubsub, process)
+		}
+	case *redis.Message:
+		process := strings.TrimPrefix(m.Channel, e.store.channel(""))
+		switch message, ok := e.store.parse(m.Payload); {
+		case !ok:
+		case message.Kind == backend.Hearing:
+			e.set(process, nil)
+		case process == "":
+			e.mail.SendAll(message)
+		default:
+			e.mail.Send(process, message)
 		}
 	}
 }
 
-// test sends the process a message in the way in which the scripts do.
-func (e *ear) test(ctx context.Context) {
+// testAll makes the processes that are deaf try whether they hear, once a beat.
+func (e *ears) testAll(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if time.Since(e.tested) < beat {
+		return
+	}
+	e.tested = time.Now()
+	for process, err := range e.deaf {
+		if err != nil {
+			e.store.calls.Add()
+			go e.test(ctx, process)
+		}
+	}
+}
+
+// test sends a process a message in the way in which the scripts do.
+func (e *ears) test(ctx context.Context, process string) {
 	defer e.store.calls.End()
-	within, cancel := context.WithTimeout(ctx, beat)
+	ctx, cancel := context.WithTimeout(ctx, beat)
 	defer cancel()
 	anyKey := rand.Text() // another one each time, because in a cluster its node may be away
-	if err := e.store.hello(within, e.store.client, anyKey, e.process); err != nil && ctx.Err() == nil {
-		e.store.hears(e.process, err)
+	if err := e.store.hello(ctx, e.store.client, anyKey, process); err != nil {
+		e.set(process, err)
 	}
 }
 
@@ -168,16 +246,25 @@ func (s *Store) hello(ctx context.Context, server redis.UniversalClient, key, pr
 	return server.Eval(ctx, "return redis.pcall('PUBLISH', ARGV[1], '0 0 0 0 ' .. KEYS[1])", []string{tagOf(s.prefix, key)}, s.channel(process)).Err()
 }
 
-// hears records why a process, or "" all, hear nothing, or that they hear, and tells them if that has changed.
-func (s *Store) hears(process string, why error) {
-	why = s.reading("listen", why)
-	s.ears.mu.Lock()
-	defer s.ears.mu.Unlock()
-	for name, e := range s.ears.all {
-		if (process == "" || process == name) && fmt.Sprint(e.err) != fmt.Sprint(why) {
-			e.err = why
-			s.ears.mail.Send(name, backend.Message{Kind: backend.Hearing})
-		}
+// cut records that nobody hears anything, and why.
+func (e *ears) cut(why error) {
+	e.mu.Lock()
+	all := slices.Collect(maps.Keys(e.deaf))
+	e.mu.Unlock()
+	for _, process := range all {
+		e.set(process, why)
+	}
+}
+
+// set records why a process hears nothing, or that it hears, and tells it if that has changed.
+func (e *ears) set(process string, why error) {
+	why = e.store.reading("listen", why)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old, known := e.deaf[process]
+	if known && fmt.Sprint(old) != fmt.Sprint(why) {
+		e.deaf[process] = why
+		e.mail.Send(process, backend.Message{Kind: backend.Hearing})
 	}
 }
 

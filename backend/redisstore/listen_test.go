@@ -73,8 +73,9 @@ func recall(t *testing.T, s *redisstore.Store, key, process string) backend.Repl
 	return reply
 }
 
-// TestListenersAreToldApart: several processes, about keys of any bytes. Each has a connection until its last limiter leaves.
-func TestListenersAreToldApart(t *testing.T) {
+// TestListenersShareAConnection: several limiters of a process, whose keys have any bytes, are
+// told apart, and the last one to leave ends the connection.
+func TestListenersShareAConnection(t *testing.T) {
 	server := redistest.Start(t)
 	admin := server.Client()
 	s := redisstore.New(server.Client(), redisstore.WithPrefix("rl:"))
@@ -85,7 +86,7 @@ func TestListenersAreToldApart(t *testing.T) {
 	a, b := hearOf(t, s, "a"), hearOf(t, s, "b")
 	require.NoError(t, a.await(true))
 	require.NoError(t, b.await(true))
-	require.Equal(t, map[string]int64{"rl:reservoir:": 2, "rl:reservoir:a": 1, "rl:reservoir:b": 1}, channels())
+	require.Equal(t, map[string]int64{"rl:reservoir:": 1, "rl:reservoir:a": 1, "rl:reservoir:b": 1}, channels())
 	for i, key := range []string{"k", "a b:%41}\n\xff{", "n\x1fü"} {
 		require.EqualValues(t, 1, recall(t, s, key, []string{"a", "b", "a"}[i]).Called)
 		m := []*listening{a, b, a}[i].heard()
@@ -212,7 +213,7 @@ func TestSilence(t *testing.T) {
 	if l.got == 0 { // it heard before the first look
 		require.Equal(t, backend.Hearing, l.next().Kind)
 	}
-	other.Close()
+	other.Close() // which unsubscribes
 	begun := server.Calls("subscribe")
 	require.Eventually(t, func() bool { return server.Calls("subscribe") >= begun+2 }, 30*time.Second, time.Millisecond)
 	require.NoError(t, l.Err("k"))

@@ -48,7 +48,7 @@ import (
 
 // Store implements [backend.Store], [backend.Inspector] and [backend.Listener]. Make it with [New] or
 // [Open]. It is safe for concurrent use, and several limiters may share it. Between calls
-// it runs no goroutine, except to await late replies, and one while a process listens.
+// it runs no goroutine, except to await late replies, and one while a limiter listens.
 type Store struct {
 	client   redis.UniversalClient   // the one that writes
 	replicas []redis.UniversalClient // for Check
@@ -93,7 +93,7 @@ func WithReplicas(replicas ...redis.UniversalClient) Option {
 // option with a bad value is a fault, which Err, reservoir.New and every call return.
 func New(client redis.UniversalClient, opts ...Option) *Store {
 	s := &Store{client: client}
-	s.ears.all = make(map[string]*ear)
+	s.ears.store, s.ears.deaf = s, make(map[string]error)
 	for _, o := range opts {
 		o(s)
 	}
@@ -132,9 +132,7 @@ func (s *Store) Err() error { return rejected("open", s.err) }
 func (s *Store) Close() error {
 	idle := s.calls.Close()
 	s.ears.mu.Lock()
-	for _, e := range s.ears.all {
-		e.cancel()
-	}
+	s.ears.stop()
 	s.ears.mu.Unlock()
 	<-idle
 	if s.closeOwned == nil {

@@ -108,7 +108,7 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 		func() error { _, err := s.Reset(ctx, key, fixed); return err },
 		state(rolls, "a.1", backend.Statement{Want: 1, Need: 1}),
 		check(key, rolls),
-		func() error { return s.listens(ctx, server, key) },
+		func() error { return s.hears(ctx, server, key) },
 	}
 	if s.cluster == nil { // a node of a cluster serves the keys of its own slots, and no others
 		for i := range otherSlots {
@@ -139,9 +139,9 @@ func (s *Store) exercise(ctx context.Context, server redis.UniversalClient, key 
 const rarely = `local k = KEYS[1]; redis.call('HLEN', k); redis.call('EXISTS', k); redis.call('HRANDFIELD', k, 1, 'WITHVALUES')
 redis.call('HDEL', k, 'a'); return redis.call('UNLINK', k)`
 
-// listens returns an error if a message that a script sends does not come back on a connection to
+// hears returns an error if a message that a script sends does not come back on a connection to
 // the server, which serves the key.
-func (s *Store) listens(ctx context.Context, server redis.UniversalClient, key string) error {
+func (s *Store) hears(ctx context.Context, server redis.UniversalClient, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*beat)
 	defer cancel()
 	process := "verify:" + rand.Text()
@@ -150,6 +150,12 @@ func (s *Store) listens(ctx context.Context, server redis.UniversalClient, key s
 	_, err := pubsub.Receive(ctx)
 	if err == nil {
 		err = s.hello(ctx, server, key, process)
+	}
+	if err == nil {
+		_, err = pubsub.Receive(ctx)
+	}
+	if err == nil {
+		err = pubsub.Unsubscribe(ctx, s.channel(process))
 	}
 	if err == nil {
 		_, err = pubsub.Receive(ctx)
