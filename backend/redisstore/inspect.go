@@ -37,19 +37,19 @@ func (s *Store) Inspect(ctx context.Context, key string) (all []backend.Contents
 		}
 	}
 	names, err := s.counters(ctx, client, tag)
-	for _, name := range names {
+	for i := 0; i < len(names) && err == nil; i++ { // not those of a walk that broke off
 		var c backend.Contents
-		if c, err = s.contents(ctx, client, key, name); err != nil {
-			break
-		}
-		if c.Window.End != 0 || c.Held > 0 {
+		if c, err = s.contents(ctx, client, key, names[i]); c.Window.End != 0 || c.Held > 0 {
 			all = append(all, c)
 		}
 	}
 	if redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN") {
 		err = errMoves
 	}
-	return all, s.reading("inspect", err)
+	if err != nil {
+		return nil, s.reading("inspect", err)
+	}
+	return all, nil
 }
 
 // counters returns the names of the counters of a key, in order.
@@ -102,7 +102,7 @@ func (s *Store) contents(ctx context.Context, client redis.UniversalClient, key,
 	length, rolls := strings.CutSuffix(counter, ":roll")
 	if rolls {
 		window, err := time.ParseDuration(length)
-		if err != nil {
+		if err != nil || window < backend.MinRolling || window > backend.MaxWindow {
 			return out, badState
 		}
 		own, sc, account, args = keys[0], rollCheckScript, ringAccount, []any{window.Milliseconds(), 0, now}

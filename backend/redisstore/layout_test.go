@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strconv"
 	"testing"
@@ -100,6 +101,44 @@ func TestInspectIsLiteral(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, all, 1)
 	require.EqualValues(t, 1, all[0].Used)
+}
+
+// TestInspectBreaksOff: a walk over the keys that breaks off is an error, and no shorter list.
+func TestInspectBreaksOff(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client)
+	take(t, s, "k", 1)
+	client.AddHook(new(breaksOff))
+	all, err := s.Inspect(t.Context(), "k")
+	require.ErrorContains(t, err, "broken off")
+	require.Empty(t, all)
+}
+
+// breaksOff lets no SCAN but the first come through, and makes that one say that there are more keys.
+type breaksOff struct{ scans int }
+
+func (*breaksOff) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b *breaksOff) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		scan, ok := cmd.(*redis.ScanCmd)
+		if !ok {
+			return next(ctx, cmd)
+		}
+		if b.scans++; b.scans > 1 {
+			err := errors.New("broken off")
+			scan.SetErr(err)
+			return err
+		}
+		err := next(ctx, cmd)
+		page, _ := scan.Val()
+		scan.SetVal(page, 1)
+		return err
+	}
+}
+
+func (*breaksOff) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // TestCleansUp: Redis deletes what nobody asks for any more.
