@@ -189,6 +189,38 @@ func TestHoldHeardAtTheLastStatement(t *testing.T) {
 	})
 }
 
+// TestHoldAfterAReset: a Reset ends a long hold. What is heard of a later one of somebody else counts, though it ends before the long one
+// would have, and while the store has not heard of this process' own.
+func TestHoldAfterAReset(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		net := testnet.Far(rtt / 2)
+		all := fleetOn(t, 2, net, reservoir.Limit{Tokens: 6000, Window: 24 * time.Hour})
+		requireFree(t, all)
+		require.NoError(t, all[1].Hold(bg, "k", 10*time.Hour))
+		time.Sleep(2 * rtt)
+		requireHeld(t, all, time.Now().Add(10*time.Hour))
+		time.Sleep(2 * rtt)
+		require.NoError(t, all[1].Reset(bg, "k"))
+		time.Sleep(2 * rtt)
+		for range 20 {
+			requireFree(t, all)
+			time.Sleep(time.Second)
+		}
+		require.Positive(t, all[0].Stats().Held)
+		net.Faults(func(c *testnet.Call) testnet.Fault {
+			if c.Who == 0 {
+				return testnet.Refuse
+			}
+			return testnet.Fine
+		})
+		require.Error(t, all[0].Hold(bg, "k", time.Minute))
+		require.NoError(t, all[1].Hold(bg, "k", time.Hour))
+		time.Sleep(2 * time.Minute)
+		r, _ := all[0].Allow(bg, "k")
+		require.False(t, r.Allowed, "its own hold is over, the other one is not")
+	})
+}
+
 // TestHoldElsewhere: past WithMaxKeys, of a group, in shadow; and what cannot be held.
 func TestHoldElsewhere(t *testing.T) {
 	inBubble(t, "no room", func(t *testing.T) {

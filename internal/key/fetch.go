@@ -22,10 +22,10 @@ type Fetch struct {
 	Cause   next.Cause
 	Reason  string // for the size of the batch
 	Shard   *Shard
-	Ordered int64         // time of the order, before its goroutine was scheduled; 0 of a probe
+	Ordered int64         // time of the order, before its goroutine was scheduled; 0 of a shard's try
 	Timeout time.Duration // how long its call may take
 
-	k         *Key   // nil of a probe
+	k         *Key   // nil of a shard's try
 	asks      bool   // for tokens; others only state the account. Renew does: for the buckets after the last of which the key has tokens
 	last      uint64 // sequence number of the last caller that it was sized for
 	slot      slot
@@ -246,6 +246,8 @@ func (f *Fetch) End(c Trip, r backend.Reply, err error) error {
 			waits := f.apply(c, &r, now)
 			if r.Window.Gen < f.void { // a Reset has overtaken the reply
 				k.void(now)
+			} else if r.Window.Gen <= u.voided.Gen { // the message was false, and a true one may come
+				u.voided, u.copied = backend.Window{}, false
 			}
 			if w := k.Lease.Load(); f.overtaken && w != nil {
 				w.Doubt(now)
@@ -427,12 +429,12 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	if u.demand != nil {
 		u.demand.Reply(demand.Reply{Limit: l, State: r.State, Lasted: r.Lasted, Grant: r.Grant, Others: r.Used - r.Grant - q.Used, Charged: debt})
 	}
-	frees := r.Frees
+	frees, due := r.Frees, rolls && now >= w.Reset.Load() // due: the token that is promised to those who wait here may be free by now
 	if k.short = demand.Short(l, r.State); rolls {
 		if k.short = frees > 0 || r.Remaining < l.Tokens/backend.Buckets; frees > 0 { // processes do not all ask at once
 			frees += chance.Part(bucket(l.Window) / freesPart)
 		}
-		if f.Cause != next.Probe || r.Grant > 0 || now >= w.Reset.Load() { // else what a refusal has said before stays true
+		if f.Cause != next.Probe || r.Grant > 0 || due { // else what a refusal has said before stays true
 			w.Free(frees, now)
 		}
 	}
@@ -441,7 +443,7 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// A denial. Only now: it reads when tokens count no more, which Free has just set. It comes if the store has too little for some caller: nothing, too little for the first one that f was made for, or no more than
 	// when a caller was refused. The reading is newer than the denial, unless the limit was raised since.
 	none := r.Remaining == 0 && !(rolls && (r.Idle > 0 || !f.asks)) || r.Grant < q.Least || rest >= 0 && r.Remaining <= rest
-	if rolls && f.Cause == next.Probe && r.Grant == 0 && u.line.Parked > 0 { // what is free was promised to others, and theirs comes in its turn
+	if rolls && f.Cause == next.Probe && r.Grant == 0 && u.line.Parked > 0 && !due { // what is free was promised to others, and theirs comes in its turn
 		none = true
 		w.Remaining.Store(0)
 	}

@@ -106,7 +106,7 @@ func (h *holding) tell(err error) {
 
 // forget ends a hold that is over, or that a Reset has ended. Who still waits until the store has heard gets err.
 func (h *holding) forget(err error) {
-	h.sure, h.unsaid, h.told = 0, 0, 0
+	h.ends, h.sure, h.unsaid, h.told = 0, 0, 0, 0 // or an end of before would hide what is told of the next one
 	h.tell(err)
 }
 

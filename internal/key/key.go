@@ -100,6 +100,7 @@ type use struct {
 	void     bool           // the last reply was void
 	astray   int            // fetches in a row that named another period of the calendar than the store's
 	voided   backend.Window // the last one that a Reset has voided, by its message
+	copied   bool           // that message came again while a fetch was in flight
 
 	// The limit and the failure policy. Sequence numbers are of the line, and 0 is before all callers.
 	asked   uint64 // number of the last question for the limit whose answer may be too old
@@ -457,7 +458,7 @@ func (k *machine) facts(now int64, alive bool, did effect) next.Facts {
 	return f
 }
 
-// trySlack is how long after the time of a shard's probe a key looks whether its circuit is still open.
+// trySlack is how long after the time of a shard's next try a key looks whether its circuit is still open.
 const trySlack = 20 * time.Millisecond
 
 // look looks for tokens that go back before anybody here needs them: because others want them, because the key leaves, or because the store
@@ -584,7 +585,7 @@ func (k *machine) answer(allowed bool, n, now int64, from Source) Answer {
 	return a
 }
 
-// exhaustedTimes is how much more rarely a key probes that has heard that the limit is used up. It hears of tokens that come back, too, unless
+// exhaustedTimes is how much more rarely a key probes that has heard that the limit is used up, or all of whose callers stay. It hears of tokens that come back, too, unless
 // that message is lost or many wait for it.
 const exhaustedTimes = 4
 

@@ -21,9 +21,11 @@ func (k *Key) Hear(m backend.Message) {
 		switch {
 		case k.phase == retired || m.Counter != k.Limit.Load().Counter():
 		case m.Kind == backend.Voided: // a Reset has voided the window, and with it all of its generation and before
-			if k.inUse(); u.voided == m.Window || w != nil && w.Window.Gen > m.Window.Gen { // or it would void the reply that the first one has caused
+			// A copy changes nothing. But the first one may have been false, and this one true, so one copy counts while a reply is on its way.
+			if k.inUse(); w != nil && w.Window.Gen > m.Window.Gen || u.voided == m.Window && (u.fetch == nil || u.copied) {
 				return unchanged
 			}
+			u.copied = u.voided == m.Window
 			if u.voided = m.Window; u.fetch != nil { // its reply may still name it; and a hold that it says may be over, so the next one is said
 				u.fetch.void, u.fetch.holds = m.Window.Gen+1, min(u.fetch.holds, 1)
 			}
