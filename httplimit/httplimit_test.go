@@ -212,3 +212,51 @@ func TestFaultsOfTheProgram(t *testing.T) {
 		httplimit.New(open(t, reservoir.PerHour(1)), httplimit.WithPolicy(httplimit.Policy{Name: "\n"}))
 	})
 }
+
+// The headers of a rolling limit: what remains now, a reset at which all of it is free again at
+// the latest, and a Retry-After at which something is.
+func TestHeadersOfRollingLimit(t *testing.T) {
+	for mode, opts := range modes {
+		t.Run(mode, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := open(t, reservoir.PerMinute(100).Rolling(), append([]reservoir.Option{reservoir.WithFetchTimeout(time.Second)}, opts...)...)
+				h := httplimit.New(l, byTenant)(answers(http.StatusOK))
+				spend := func(from int64) {
+					for left := from; left > from-50; left-- {
+						resp := get(h, "X-Tenant", "acme")
+						require.Equal(t, http.StatusOK, resp.StatusCode)
+						require.LessOrEqual(t, number(t, resp, "X-RateLimit-Remaining"), left)
+						if mode == "direct" || left == 0 { // with batches a part may be in a call, or count from a later slice
+							require.Equal(t, left, number(t, resp, "X-RateLimit-Remaining"))
+						}
+						require.Equal(t, `"default";q=100;w=60`, resp.Header.Get("RateLimit-Policy"))
+						require.Contains(t, resp.Header.Get("RateLimit"), ";t=60", "the window, of which Reset is no earlier end")
+						reset := number(t, resp, "X-RateLimit-Reset")
+						require.GreaterOrEqual(t, reset, time.Now().Unix()+60)
+						require.LessOrEqual(t, reset, time.Now().Unix()+84)
+					}
+				}
+				spend(99)
+				time.Sleep(30 * time.Second)
+				spend(49)
+				resp := get(h, "X-Tenant", "acme")
+				require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+				after := number(t, resp, "Retry-After")
+				require.Equal(t, `"default";r=0;t=`+strconv.FormatInt(after, 10), resp.Header.Get("RateLimit"))
+				require.Less(t, after, number(t, resp, "X-RateLimit-Reset")-time.Now().Unix()-20, "half of it is free earlier")
+				time.Sleep(time.Duration(after)*time.Second - time.Second)
+				if mode == "direct" { // with batches it may be earlier: when the store hears in which slice they were spent
+					require.Equal(t, http.StatusTooManyRequests, get(h, "X-Tenant", "acme").StatusCode)
+				}
+				time.Sleep(time.Second)
+				resp = get(h, "X-Tenant", "acme")
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+
+				time.Sleep(time.Until(time.Unix(number(t, resp, "X-RateLimit-Reset"), 0)))
+				r, err := l.Check(t.Context(), "header:X-Tenant:acme")
+				require.NoError(t, err)
+				require.EqualValues(t, 100, r.Remaining)
+			})
+		})
+	}
+}

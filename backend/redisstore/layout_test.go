@@ -141,6 +141,31 @@ func (*breaksOff) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return next
 }
 
+// TestCountBelowZero: another program's refund went too far. That is not a gift.
+func TestCountBelowZero(t *testing.T) {
+	client := redistest.Start(t).Client()
+	s := redisstore.New(client)
+	for _, key := range []string{"a", "b", "c"} {
+		take(t, s, key, 1)
+		require.NoError(t, client.DecrBy(t.Context(), "{"+key+"}:60s", 5).Err())
+		require.EqualValues(t, 10, remaining(t, s, key))
+		in, err := s.Inspect(t.Context(), key)
+		require.NoError(t, err)
+		require.NotZero(t, in[0].Window)
+		require.Zero(t, in[0].Used)
+	}
+	require.EqualValues(t, 8, take(t, s, "a", 2).Remaining)
+	b := newHolder(s, "x", "b", limit10)
+	r, err := b.ask(t.Context(), 10, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 10, r.Grant)
+	require.Zero(t, r.Remaining)
+	require.NoError(t, client.DecrBy(t.Context(), "{b}:60s", 8).Err())
+	r, err = b.ask(t.Context(), 0, -5)
+	require.NoError(t, err)
+	require.EqualValues(t, 5, r.Remaining, "the count is not less than what accounts were charged")
+}
+
 // TestCleansUp: Redis deletes what nobody asks for any more.
 func TestCleansUp(t *testing.T) {
 	t.Parallel()
