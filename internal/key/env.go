@@ -14,6 +14,7 @@ import (
 	"github.com/go-reservoir/reservoir/internal/monotime"
 	"github.com/go-reservoir/reservoir/internal/placement"
 	"github.com/go-reservoir/reservoir/internal/tokens"
+	"github.com/go-reservoir/reservoir/internal/waiters"
 )
 
 // Env is what the keys of one limiter share, and all that they see of it. Its settings are
@@ -34,6 +35,7 @@ type Env struct {
 	lives   atomic.Int64  // the number of the last life of an account; see tokens.Tokens
 	asks    atomic.Uint64 // numbers the questions for a key's limit
 	leavers leavers
+	waiters waiters.Pool[Verdict]
 }
 
 // Init sets up e, for at most maxKeys keys in memory.

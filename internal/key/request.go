@@ -29,6 +29,7 @@ func (k *Key) Acquire(ctx context.Context, q Ask) (v Verdict) {
 	if v.Next != wait {
 		return v
 	}
+	defer k.env.waiters.Put(w)
 	select { // the fetch that w waits for ends by its own timeout
 	case <-w.Ready:
 		return w.Outcome
@@ -124,7 +125,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 			return unchanged
 		}
 		k.env.Counts.Waited.Add(1)
-		v.Next, w = wait, waiters.New[Verdict](q.N, stay)
+		v.Next, w = wait, k.env.waiters.Get(q.N, stay)
 		w.Some = q.Some
 		// Only who stays needs its deadline in the line, which tells at once that no window comes in time. The others leave by their context.
 		if d, ok := ctx.Deadline(); ok && stay {

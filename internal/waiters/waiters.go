@@ -10,7 +10,10 @@
 // come are later or smaller than they were. So the line keeps counts, which its owner reads.
 package waiters
 
-import "math"
+import (
+	"math"
+	"sync"
+)
 
 // Waiter is one caller in line. Each has a channel of its own instead of one condition
 // variable for all, because a caller waits for its context too, a cancelled caller wakes
@@ -29,11 +32,6 @@ type Waiter[R any] struct {
 
 	parked     bool // it was parked before, so it is one of the early waiters
 	prev, next *Waiter[R]
-}
-
-// New returns a waiter for n tokens that is in no line.
-func New[R any](n int64, stays bool) *Waiter[R] {
-	return &Waiter[R]{N: n, Stays: stays, Ready: make(chan struct{}, 1)}
 }
 
 // most is how many tokens a waiter counts for in a sum, so that no sum of millions of waiters overflows. Nobody waits for
@@ -260,4 +258,28 @@ func (l *Line[R]) park(w *Waiter[R], ahead int64, to Windows, verdict func(*Wait
 		l.inTime = min(l.inTime, latest(to, w, ahead))
 	}
 	l.count()
+}
+
+// Pool reuses waiters, because a crowd at one key makes hundreds of thousands in a second. The zero Pool is ready for use,
+// and safe for concurrent use.
+type Pool[R any] struct{ free sync.Pool }
+
+// Get returns a waiter for n tokens that is in no line.
+func (p *Pool[R]) Get(n int64, stays bool) *Waiter[R] {
+	w, ok := p.free.Get().(*Waiter[R])
+	if !ok {
+		w = &Waiter[R]{Ready: make(chan struct{}, 1)}
+	}
+	w.N, w.Stays = n, stays
+	return w
+}
+
+// Put takes w back from its caller, who must have left the line.
+func (p *Pool[R]) Put(w *Waiter[R]) {
+	select {
+	case <-w.Ready: // its outcome came after the caller had left
+	default:
+	}
+	*w = Waiter[R]{Ready: w.Ready}
+	p.free.Put(w)
 }

@@ -14,11 +14,12 @@ import (
 // line is a Line whose waiters are told what became of them.
 type line struct {
 	Line[string]
-	all []*Waiter[string]
+	pool Pool[string]
+	all  []*Waiter[string]
 }
 
 func (l *line) push(n int64, stays bool) *Waiter[string] {
-	w := New[string](n, stays)
+	w := l.pool.Get(n, stays)
 	l.Push(w)
 	l.all = append(l.all, w)
 	return w
@@ -183,13 +184,22 @@ func TestCostOfAnEvent(t *testing.T) {
 	assert.Equal(t, few-1, l.Parked)
 }
 
-// TestWakeUp: a waiter is told once, without blocking, though its caller has left without a look.
+// TestWakeUp: a waiter is told once, without blocking, and is empty when it is used
+// again, though its caller has left without a look.
 func TestWakeUp(t *testing.T) {
 	var l line
-	w := l.push(2, true)
-	l.Notify(w, "grant")
-	assert.False(t, w.InLine)
-	require.Len(t, w.Ready, 1)
+	for range 100 {
+		w := l.push(2, true)
+		w.Deadline = 7
+		l.Notify(w, "grant")
+		assert.False(t, w.InLine)
+		require.Len(t, w.Ready, 1)
+		l.pool.Put(w)
+		w = l.pool.Get(1, false)
+		require.Empty(t, w.Ready)
+		require.Equal(t, Waiter[string]{N: 1, Ready: w.Ready}, *w)
+		l.pool.Put(w)
+	}
 }
 
 // TestAgainstModel compares a line with a plain list under random events.
