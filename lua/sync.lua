@@ -288,6 +288,7 @@ if stop == 0 then                                      -- nothing is open: a lat
 end
 same = wend == hend and wgen == hgen
 if fname ~= name then left, spare, called = true, 0, false end
+if spare > idle then spare = idle end                  -- a field of another program's
 local mine, claim = wmine + change, wmine
 if mine > most then mine = most end
 if mine < 0 or not same and not runs then mine, claim = 0, 0 end
