@@ -3,6 +3,8 @@ package reservoir_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/backend/memstore"
+	"github.com/go-reservoir/reservoir/internal/invariant"
 	"github.com/go-reservoir/reservoir/internal/testnet"
 )
 
@@ -294,5 +297,68 @@ func TestForgedHold(t *testing.T) {
 		requireFree(t, all)
 		require.LessOrEqual(t, net.Count("sync")-before, 2*len(all))
 		require.EqualValues(t, 600-180-3, spendAll(t, all))
+	})
+}
+
+// TestManyHolds: fifty processes, a thousand holds, one message in a hundred lost, and a process that is suspended now and then. Where messages
+// come nobody sends early, but for what was on its way; others send what they hold at most, once.
+func TestManyHolds(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		processes, holds := 50, 1000
+		if invariant.Enabled { // the race detector takes its time
+			holds = 100
+		}
+		rnd, loss := rand.New(rand.NewPCG(7, 8)), rand.New(rand.NewPCG(9, 10))
+		net, limit := testnet.Far(rtt/2), reservoir.PerMinute(60_000)
+		lost, all := make([]bool, processes), fleetOn(t, processes, net, limit)
+		var mu sync.Mutex // guards loss and lost
+		losses := 0
+		net.Travel = func(who int, leg testnet.Leg) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			if leg == testnet.Message && (lost[0] && who == 0 || loss.IntN(100) == 0) {
+				lost[who], losses = true, losses+1
+				return -1
+			}
+			return rtt / 2
+		}
+		early, most, heard := int64(0), int64(0), 0
+		for range holds {
+			mu.Lock()
+			clear(lost)
+			lost[0] = rnd.IntN(10) == 0 // suspended
+			mu.Unlock()
+			for _, l := range all {
+				for range 1 + rnd.IntN(3) {
+					allow(t, l, "k", 1)
+				}
+			}
+			d := time.Duration(1+rnd.IntN(3000)) * time.Millisecond
+			by := all[1+rnd.IntN(processes-1)]
+			require.NoError(t, by.Hold(bg, "k", d))
+			ends := time.Now().Add(d)
+			time.Sleep(2 * rtt)
+			for _, who := range rnd.Perm(processes) {
+				stock := all[who].Stats().Held
+				sent := int64(0)
+				for time.Now().Add(rtt).Before(ends) && allow(t, all[who], "k", 1).Allowed {
+					sent++
+				}
+				mu.Lock()
+				if lost[who] {
+					most = max(most, sent-stock)
+				} else {
+					early += sent
+					heard++
+				}
+				mu.Unlock()
+			}
+			time.Sleep(time.Until(ends) + spill(d))
+			require.True(t, allow(t, by, "k", 1).Allowed || by.Stats().Denied > 0)
+		}
+		assert.Zero(t, early, "sent early by who has heard")
+		assert.LessOrEqual(t, most, int64(0), "sent early by who has not, beyond what it held")
+		assert.Greater(t, losses, holds/4)
+		assert.Greater(t, heard, holds*processes/2)
 	})
 }
