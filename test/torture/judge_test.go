@@ -259,7 +259,7 @@ func (v *verdict) latency(list []*outcome) {
 	for _, o := range list {
 		for _, e := range o.Events {
 			if e.Kind == serverStopped {
-				well, hung, bar = append(well, o.Calm), append(hung, e), o.Scenario.Timeout+answerBar
+				well, hung, bar = append(well, o.Calm), append(hung, e), 2*o.Scenario.Timeout+answerBar // a call without an answer is made once more
 			}
 		}
 	}
