@@ -198,6 +198,9 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 				w.Doubt(now)
 			}
 		}
+		if u.hold.told > u.hold.ends && u.fetch != nil { // its reply may not know of that
+			u.fetch.overtaken = true
+		}
 		u.hold.forget(errHoldOver)
 		turned = true
 	}
