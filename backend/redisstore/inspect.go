@@ -118,12 +118,7 @@ func (s *Store) contents(ctx context.Context, client redis.UniversalClient, key,
 	if !sc.replies(v) {
 		return out, badState
 	}
-	held := v[5]
-	if rolls {
-		held = v[7]
-		ahead(v)
-	}
-	read := state(v, backend.Limit{}, held)
+	read := checked(v, backend.Limit{Rolls: rolls})
 	out.Window, out.Left, out.Held, out.Used = read.Window, read.Left, read.Held, v[4]
 	of := string(appendName(nil, read.Window))
 	if rolls {
@@ -147,8 +142,8 @@ func (s *Store) contents(ctx context.Context, client redis.UniversalClient, key,
 	return out, nil
 }
 
-// The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua: who has left, of which window, and the tokens
-// that are charged and idle.
+// The texts of the ledger's fields, see lua/sync.lua, and of the ring's, see lua/roll.lua. They say whether the client has left,
+// which window they are of, how many tokens are charged, and how many of these are idle.
 var (
 	account     = regexp.MustCompile(`^(~?)(\d{1,16}(?:\.\d{1,16})?) \d+ \d+ (\d{1,16})(?:\+(\d{0,16}))?$`)
 	ringAccount = regexp.MustCompile(`^(~?)(\d{1,16}) \d+ \d+ \d+[^+]*()(?:\+(\d{0,16}))?$`)

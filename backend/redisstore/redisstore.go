@@ -267,14 +267,19 @@ func (s *Store) Check(ctx context.Context, key string, l backend.Limit) (backend
 	if err != nil {
 		return backend.State{}, err
 	}
+	return checked(v, l), nil
+}
+
+// checked reads the reply of a check script.
+func checked(v []int64, l backend.Limit) backend.State {
 	if !l.Rolls {
-		return state(v, l, v[5]), nil
+		return state(v, l, v[5])
 	}
 	held := v[7]
 	ahead(v)
 	out := state(v, l, held)
 	out.Frees = microseconds(v[6])
-	return out, nil
+	return out
 }
 
 func (s *Store) newCheck(ctx context.Context, key string, l backend.Limit) *call {
