@@ -63,12 +63,11 @@ func (k *machine) hold(now, until int64) {
 	if u.denial.State != denial.Held {
 		k.env.Counts.Holds.Add(1)
 	}
-	// Who reads the lease without the lock must find nothing to get before the hold's end.
 	u.denial.Hold(now, until, k.Limit.Load().Window)
 	if k.phase >= leaving && k.lenient() { // its last statement has heard of the hold
 		k.phase = active
 	}
-	if w := k.Lease.Load(); w != nil {
+	if w := k.Lease.Load(); w != nil { // which is read without the lock, too: nothing remains until the end
 		w.Remaining.Store(0)
 		w.Reset.Store(until)
 	}
@@ -106,7 +105,7 @@ func (h *holding) tell(err error) {
 
 // forget ends a hold that is over, or that a Reset has ended. Who still waits until the store has heard gets err.
 func (h *holding) forget(err error) {
-	h.ends, h.sure, h.unsaid, h.told = 0, 0, 0, 0 // or an end of before would hide what is told of the next one
+	h.ends, h.sure, h.unsaid, h.told = 0, 0, 0, 0 // an old end would hide what is heard of the next hold
 	h.tell(err)
 }
 

@@ -71,7 +71,7 @@ const (
 // use is what only a key in use needs: one in whose line callers wait, or a fetch is in flight, or that was fetched for twice. The key's
 // lock guards it, and only steps touch it. Each begins with a zero one if there is none, and drops it if nothing of it would be missed.
 type use struct {
-	// The parts. Only their methods write them, but for hold and share, which are the key's own.
+	// The parts. Only their own methods write them. The key writes hold and share itself.
 	line    waiters.Line[Verdict]
 	denial  denial.Denial
 	hold    holding
@@ -190,16 +190,11 @@ func (k *machine) step(now int64, change func(now int64) effect) (f *Fetch) {
 		}
 	}
 	if u.denial.State == denial.Held && u.denial.Expire(now) { // whoever has heard of it; or the key would stay in memory to say it
-		if w := k.Lease.Load(); w != nil {
-			if !k.Limit.Load().Rolls {
-				w.Reset.Store(w.Latest)
-			}
-			if u.hold.told > u.hold.ends { // somebody else may hold it for longer
-				w.Doubt(now)
-			}
+		if w := k.Lease.Load(); w != nil && !k.Limit.Load().Rolls {
+			w.Reset.Store(w.Latest)
 		}
-		if u.hold.told > u.hold.ends && u.fetch != nil { // its reply may not know of that
-			u.fetch.overtaken = true
+		if u.hold.told > u.hold.ends { // somebody else may hold it for longer
+			k.doubt(now)
 		}
 		u.hold.forget(errHoldOver)
 		turned = true

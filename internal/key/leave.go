@@ -37,12 +37,7 @@ func (k *Key) Hear(m backend.Message) {
 				u.hold.told = max(u.hold.told, m.Window.End) // the next reply says it, if one comes before this hold is over
 				return unchanged
 			}
-			if u.fetch != nil { // its reply may not know of it
-				u.fetch.overtaken = true
-			}
-			if w != nil {
-				w.Doubt(now)
-			}
+			k.doubt(now)
 			if u.denial.State == denial.Held { // what is known stands, or a policy could admit while the store is away
 				u.denial.Look = now
 			} else {
@@ -84,6 +79,16 @@ func (k *Key) Heard() {
 		u.denial.Open() // the same elsewhere may have brought some back
 		return changed
 	})
+}
+
+// doubt keeps what is at hand, and what a fetch in flight brings, from being spent until a later statement has its reply: the key may be held.
+func (k *machine) doubt(now int64) {
+	if f := k.use.fetch; f != nil { // its reply may not know of it
+		f.overtaken = true
+	}
+	if w := k.Lease.Load(); w != nil {
+		w.Doubt(now)
+	}
 }
 
 // void ends what is known of the window, which a Reset has voided: nothing of it is spent, refused or
