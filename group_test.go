@@ -10,11 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/go-reservoir/reservoir"
 	"github.com/go-reservoir/reservoir/backend"
 	"github.com/go-reservoir/reservoir/internal/testnet"
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 // A Group charges a request to all its limits or to none.
@@ -365,7 +366,7 @@ func TestGroupDoesNotSpin(t *testing.T) {
 	})
 }
 
-// The tightest is told, among shadowed, blocked in shadow, unlimited and unasked ones.
+// The result is that of the tightest limit. The others are shadowed, blocked in shadow, unlimited, or were not asked.
 func TestGroupTightest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := testnet.Far(time.Millisecond)

@@ -86,7 +86,7 @@ func (a *Alone) Answer(r *backend.Reply, sent int64, err error, ended bool) (v V
 		}
 	}
 	switch {
-	// Who has left does not use up the policy's share.
+	// A caller that has left takes nothing of the policy's share.
 	case err != nil && ended:
 		return Verdict{Err: err}
 	case err != nil:

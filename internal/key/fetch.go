@@ -405,9 +405,8 @@ func (f *Fetch) expect(c Trip, r *backend.Reply, now, debt, rest int64, waits bo
 	// What the store believes idle here. A look compares it with what is idle, and a key that forgot to say so would be called in vain, or never.
 	hears := !q.Deaf && k.env.Caller.Hears(q.Key) // perhaps messages have ceased meanwhile
 	held, alive := k.Reserved+w.Stock.Load(), now < w.Deadline.Load()
-	// The store counts as idle what it was told, and what it granted beyond need.
 	t, reorder := k.sizes(now, alive), int64(-1)
-	known := q.Idle + max(r.Grant-q.Need, 0)
+	known := q.Idle + max(r.Grant-q.Need, 0) // what it was told, and what it granted beyond the need
 	switch {
 	case !hears:
 		known = -1

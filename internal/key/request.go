@@ -98,7 +98,7 @@ func (k *Key) decide(ctx context.Context, q Ask, present bool) (w *waiter, v Ver
 				n = min(n, stock)
 			}
 		}
-		// Not past callers in line: who has just come would take what they wait for, again and again while many come.
+		// A caller that has just come does not pass the line. Otherwise newcomers would take what those in it wait for.
 		if alive && u.line.Active == 0 && (!stay || u.line.Parked == 0) {
 			if left, ok := lease.Spend(n); ok {
 				k.Used(n)
